@@ -1,0 +1,144 @@
+"""What a user demands of a plan. Every constraint says itself in one sentence and travels in plan files.
+
+WHERE, in this order: a parameter or buffer name (`layers.3.attention.wq.weight`: its stored placement; gradient and tied
+names follow) · a module path (`layers.*.attention.wq`: its last forward output) · a full op key
+(`layers.3.attention.wq/linear/fwd#0`) · `input:NAME`, `output:NAME`. `*` is one dotted component, `**` any number.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from planner.errors import InvalidConstraintError
+from planner.graph import BACKWARD, JointGraph, TensorRef
+from planner.mesh import Mesh
+from planner.placement import Placements, parse, text
+from planner.units import format_gib
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pin:
+    """The tensors at `where` have exactly these placements."""
+
+    where: str
+    placements: Placements
+    note: str = ""
+
+    def describe(self) -> str:
+        return f"pin {self.where} = {text(self.placements)}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "pin", "where": self.where, "placements": text(self.placements), "note": self.note}
+
+    @classmethod
+    def parse(cls, written: str, mesh: Mesh) -> Pin:
+        """`layers.*.attention.wq=S(0)R`"""
+        where, equals, placements = written.rpartition("=")
+        if not equals or not where.strip():
+            raise InvalidConstraintError(
+                f"pin {written!r} is not WHERE=PLACEMENTS", hint="For example --pin 'layers.*.attention.wq=S(0)R'."
+            )
+        return cls(where=where.strip(), placements=parse(placements, mesh))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundaryPlacement:
+    """What the data loader delivers or how an output leaves: like a pin, but stated by the model rather than the user."""
+
+    where: str
+    placements: Placements
+
+    def describe(self) -> str:
+        return f"boundary {self.where} = {text(self.placements)}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "boundary", "where": self.where, "placements": text(self.placements)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryBudget:
+    """Parameters + gradients + optimizer state + saved activations of a device stay within `num_bytes`."""
+
+    num_bytes: int
+
+    def describe(self) -> str:
+        return f"memory budget {format_gib(self.num_bytes)}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "memory", "num_bytes": self.num_bytes}
+
+
+Constraint = Pin | BoundaryPlacement | MemoryBudget
+
+
+def from_json(data: Mapping[str, Any], mesh: Mesh) -> Constraint:
+    kind = data.get("kind")
+    if kind == "pin":
+        return Pin(where=data["where"], placements=parse(data["placements"], mesh), note=data.get("note", ""))
+    if kind == "boundary":
+        return BoundaryPlacement(where=data["where"], placements=parse(data["placements"], mesh))
+    if kind == "memory":
+        return MemoryBudget(num_bytes=int(data["num_bytes"]))
+    raise InvalidConstraintError(f"unknown constraint kind {kind!r}", hint="Kinds are pin, boundary, memory.")
+
+
+def glob_regex(where: str) -> re.Pattern[str]:
+    """`*` matches one dotted component (or part of one), `**` any number; everything else is literal."""
+    parts = re.split(r"(\*\*|\*)", where)
+    return re.compile("".join({"**": ".*", "*": "[^.]*"}.get(part, re.escape(part)) for part in parts))
+
+
+def resolve(where: str, graph: JointGraph) -> tuple[TensorRef, ...]:
+    """The tensors that WHERE means.
+
+    Raises:
+        InvalidConstraintError: nothing matches; the hint lists the nearest names.
+    """
+    pattern = glob_regex(where)
+    by_parameter = [
+        TensorRef(index, 0)
+        for name, index in _leaf_names(graph)
+        if pattern.fullmatch(name)
+    ]  # fmt: skip
+    if by_parameter:
+        return tuple(dict.fromkeys(by_parameter))
+    last_output: dict[str, int] = {}
+    for index, node in enumerate(graph.nodes):
+        if node.is_op and node.phase != BACKWARD and node.module and node.outputs[0] is not None:
+            for path in _ancestors(node.module):
+                last_output[path] = index
+    by_module = [TensorRef(index, 0) for path, index in last_output.items() if pattern.fullmatch(path)]
+    if by_module:
+        return tuple(by_module)
+    by_key = [
+        TensorRef(index, 0)
+        for index, node in enumerate(graph.nodes)
+        if node.kind != "param" and pattern.fullmatch(node.key)
+    ]  # fmt: skip
+    if by_key:
+        return tuple(by_key)
+    known = [name for name, _ in _leaf_names(graph)] + list(last_output) + [node.key for node in graph.nodes]
+    nearest = difflib.get_close_matches(where.replace("*", "0"), dict.fromkeys(known), n=3, cutoff=0.3)
+    raise InvalidConstraintError(
+        f"{where!r} matches no parameter, module, op or input of the model",
+        hint=f"Nearest: {', '.join(nearest)}." if nearest else "Run `show` on a plan to list the names.",
+    )
+
+
+def _leaf_names(graph: JointGraph) -> Iterable[tuple[str, int]]:
+    for parameter in graph.parameters:
+        for name in parameter.names:
+            yield name, parameter.node
+    for index, node in enumerate(graph.nodes):
+        if node.kind == "buffer":
+            yield node.key.removeprefix("buffer:"), index
+
+
+def _ancestors(module: str) -> Iterable[str]:
+    parts = module.split(".")
+    for count in range(1, len(parts) + 1):
+        yield ".".join(parts[:count])
