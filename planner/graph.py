@@ -132,6 +132,21 @@ class Parameter:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Input:
+    """A tensor that the data loader delivers.
+
+    Attributes:
+        batch_dim: the dim that counts samples, None if it has none.
+        high: for integer inputs the exclusive upper bound of valid values (vocabulary size), None if unknown.
+    """
+
+    node: int
+    name: str
+    batch_dim: int | None = 0
+    high: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelRequest:
     """What to load, enough to load it again: a sample name or `file.py:factory`, and the sizes asked for.
 
@@ -160,12 +175,14 @@ class JointGraph:
 
     Attributes:
         symbols: named sizes of the model (`B`, `S`, `D`, ...) as the model states them; used to write readable shapes.
-        loss: the scalar tensor that training minimises.
+        loss: the scalar tensor that training minimises; a node of kind `output` (`output:loss`) reads it.
+        class_name: import path of the model's class, for the reader of an exported file.
     """
 
     request: ModelRequest
     nodes: tuple[Node, ...]
     parameters: tuple[Parameter, ...]
+    inputs: tuple[Input, ...]
     loss: TensorRef
     symbols: tuple[tuple[str, int], ...] = ()
     class_name: str = ""
@@ -204,7 +221,7 @@ class JointGraph:
         Parameters, buffers and inputs are not in it; of several views of one storage the first is listed.
         """
         saved: dict[TensorRef, TensorRef] = {}
-        for index, node in enumerate(self.nodes):
+        for node in self.nodes:
             if node.phase != BACKWARD:
                 continue
             for ref in node.operands:
@@ -266,6 +283,7 @@ class JointGraph:
             "class_name": self.class_name,
             "symbols": [list(pair) for pair in self.symbols],
             "loss": list(self.loss),
+            "inputs": [[i.node, i.name, i.batch_dim, i.high] for i in self.inputs],
             "parameters": [
                 {
                     "node": p.node, "names": list(p.names), "gradient": list(p.gradient) if p.gradient else None,
@@ -288,6 +306,7 @@ class JointGraph:
                 class_name=data["class_name"],
                 symbols=tuple((name, int(value)) for name, value in data["symbols"]),
                 loss=TensorRef(*data["loss"]),
+                inputs=tuple(Input(node=n, name=name, batch_dim=d, high=h) for n, name, d, h in data["inputs"]),
                 parameters=tuple(
                     Parameter(
                         node=p["node"], names=tuple(p["names"]), gradient=TensorRef(*p["gradient"]) if p["gradient"] else None,
@@ -313,9 +332,9 @@ class JointGraph:
 
 
 VIEW_OPS = frozenset({
-    "aten.view.default", "aten._unsafe_view.default", "aten.transpose.int", "aten.permute.default", "aten.t.default", "aten.expand.default",
-    "aten.unsqueeze.default", "aten.squeeze.dim", "aten.squeeze.dims", "aten.squeeze.default", "aten.slice.Tensor", "aten.select.int",
-    "aten.alias.default", "aten.detach.default",
+    "aten.view.default", "aten._unsafe_view.default", "aten.transpose.int", "aten.permute.default", "aten.t.default",
+    "aten.expand.default", "aten.unsqueeze.default", "aten.squeeze.dim", "aten.squeeze.dims", "aten.squeeze.default",
+    "aten.slice.Tensor", "aten.select.int", "aten.alias.default", "aten.detach.default",
 })  # fmt: skip
 """Ops whose output shares storage with operand 0: no time, no bytes of their own."""
 

@@ -5,6 +5,7 @@ Loading a plan needs neither torch nor a solver.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 from collections.abc import Mapping
@@ -231,9 +232,9 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path) -> Plan:
-        """Raises PlanFormatError if the file is missing, not JSON, or not a plan."""
+        """Also reads `.json.gz`. Raises PlanFormatError if the file is missing, not JSON, or not a plan."""
         try:
-            data = json.loads(path.read_text())
+            data = json.loads(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
         except FileNotFoundError as error:
             raise PlanFormatError(f"there is no file {path}", hint="Check the path.") from error
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:

@@ -23,7 +23,7 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.placement import P, P_MAX, R, S0, Placements
+from planner.placement import P_MAX, S0, P, Placements, R
 from planner.strategy import Lattice
 
 IMPOSSIBLE_US = float("inf")
@@ -56,7 +56,8 @@ class Collective:
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """One step of a redistribution: placements before and after, the collective (None: local), bytes read and written by copies."""
+    """One step of a redistribution: placements before and after, the collective (None: local), bytes read and written by
+    copies."""
 
     source: Placements
     target: Placements

@@ -16,7 +16,7 @@ import numpy as np
 
 from planner.graph import JointGraph, TensorMeta, TensorRef
 from planner.mesh import Mesh
-from planner.placement import P, P_MAX, R, S0, Placements, codes_text, from_codes
+from planner.placement import P_MAX, S0, P, Placements, R, codes_text, from_codes
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,41 @@
+"""The engine: load a training model, choose a placement for every tensor, export a script that runs the plan.
+
+Importing this package loads neither torch nor numpy-heavy stages; each name is loaded on first use.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_HOME = {
+    "Mesh": "mesh",
+    "JointGraph": "graph",
+    "ModelRequest": "graph",
+    "TensorRef": "graph",
+    "layer_of": "graph",
+    "without_layer": "graph",
+    "Plan": "plan",
+    "Pin": "constraint",
+    "BoundaryPlacement": "constraint",
+    "MemoryBudget": "constraint",
+    "resolve": "constraint",
+    "parse_bytes": "units",
+    "PlannerError": "errors",
+    "InputError": "errors",
+    "InvalidConstraintError": "errors",
+    "InfeasibleError": "errors",
+    "PlanFormatError": "errors",
+    "PlanRequest": "pipeline",
+    "Workbench": "pipeline",
+    "models": "pipeline",
+    "hardware_names": "pipeline",
+    "trace": "pipeline",
+    "diff": "pipeline",
+    "export": "pipeline",
+}
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'planner' has no attribute {name!r}")
+    return getattr(import_module(f"planner.{_HOME[name]}"), name)
