@@ -1,0 +1,372 @@
+"""READ FIRST. The whole engine on one screen: trace -> enumerate -> estimate -> solve -> plan -> export.
+
+Stages are imported when they are used, so that opening a saved plan loads neither torch nor a solver.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from planner.constraint import BoundaryPlacement, Constraint, MemoryBudget, Pin
+from planner.errors import InputError, InvalidConstraintError, PlanFormatError
+from planner.graph import JointGraph, ModelRequest, TensorRef
+from planner.memory import MemoryPolicy
+from planner.mesh import Mesh
+from planner.placement import Placements, Replicate, Shard
+from planner.plan import Plan
+
+if TYPE_CHECKING:
+    from planner.cost import CostTable
+    from planner.exporting.verify import Export
+    from planner.hardware import HardwareProfile
+    from planner.solving.solve import Solver
+    from planner.strategy import BannedRow, StrategySpace
+    from planner.tracing.sources import ModelInfo
+
+T = TypeVar("T")
+Progress = Callable[[str], None]
+"""Called with the name of each stage as it begins: `trace`, `enumerate`, `estimate`, `solve`, `verify`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """Everything a plan depends on.
+
+    `memory_bytes` None means what the hardware profile leaves for a program. A `model.batch` of None means one sequence per
+    device, so that every axis could be a data axis.
+    """
+
+    model: ModelRequest
+    mesh: Mesh
+    hardware: str = "h100_sxm"
+    memory_bytes: int | None = None
+    optimizer: str = "adamw"
+    gpus_per_node: int = 8
+    pins: tuple[Pin, ...] = ()
+    time_limit_s: float = 60.0
+
+    @property
+    def sized_model(self) -> ModelRequest:
+        """The model request with the batch filled in."""
+        return self.model if self.model.batch is not None else replace(self.model, batch=self.mesh.num_devices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stats:
+    """What planning took. Imports are not in the times; just-in-time compilation is `compile_s`."""
+
+    trace_s: float
+    enumerate_s: float
+    estimate_s: float
+    solve_s: float
+    compile_s: float
+    num_nodes: int
+    num_strategies: int
+    peak_rss_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Planned:
+    plan: Plan
+    graph: JointGraph
+    stats: Stats
+
+
+def plan(
+    request: PlanRequest,
+    *,
+    graph: JointGraph | None = None,
+    replay: Plan | None = None,
+    progress: Progress = lambda stage: None,
+) -> Planned:
+    """Model, mesh, hardware, constraints -> a plan.
+
+    A graph traced before saves the trace; a plan to `replay` gives all decisions, so that nothing is solved: it is checked
+    against the model and priced anew.
+
+    Raises:
+        PlannerError: see planner/errors.py; every subclass says what to try.
+    """
+    check_batch(request)
+    clock = _Clock(progress)
+    found = graph or clock.run("trace", lambda: trace(request.sized_model))
+    bench = Workbench.build(
+        found, request.mesh, request.hardware, optimizer=request.optimizer, gpus_per_node=request.gpus_per_node, clock=clock
+    )
+    compile_s = 0.0
+    if replay is not None:
+        chosen = clock.run("solve", lambda: bench.replay(replay))
+    else:
+        compile_s = bench.warm_up()
+        constraints = (*bench.default_constraints(request.memory_bytes), *request.pins)
+        chosen = clock.run("solve", lambda: bench.solve(constraints, time_limit_s=request.time_limit_s))
+    stats = Stats(
+        trace_s=clock.seconds.get("trace", 0.0),
+        enumerate_s=clock.seconds["enumerate"],
+        estimate_s=clock.seconds["estimate"],
+        solve_s=clock.seconds["solve"],
+        compile_s=compile_s,
+        num_nodes=len(found.nodes),
+        num_strategies=bench.space.num_strategies,
+        peak_rss_bytes=peak_rss_bytes(),
+    )
+    return Planned(plan=chosen, graph=found, stats=stats)
+
+
+def models() -> tuple[ModelInfo, ...]:
+    """The sample models, by name. Does not import torch."""
+    from planner.tracing.sources import list_models
+
+    return list_models()
+
+
+def hardware_names() -> tuple[str, ...]:
+    from planner.hardware import profile_names
+
+    return profile_names()
+
+
+def hardware_profile(name: str) -> HardwareProfile:
+    from planner.hardware import load_profile
+
+    return load_profile(name)
+
+
+def trace(request: ModelRequest) -> JointGraph:
+    """Load the model and trace forward and backward into one graph. Imports torch and runs the model's Python code."""
+    from planner.tracing.trace import trace as trace_model
+
+    return trace_model(request)
+
+
+class Workbench:
+    """One graph on one mesh and hardware, with tables and solver messages kept warm for re-solves.
+
+    Not thread-safe; the app keeps it in a worker process.
+    """
+
+    def __init__(self, costs: CostTable, hardware: HardwareProfile, solver: Solver) -> None:
+        self.costs = costs
+        self.hardware = hardware
+        self.solver = solver
+
+    @classmethod
+    def build(
+        cls,
+        graph: JointGraph,
+        mesh: Mesh,
+        hardware: str = "h100_sxm",
+        *,
+        optimizer: str = "adamw",
+        gpus_per_node: int = 8,
+        clock: _Clock | None = None,
+    ) -> Workbench:
+        profile = hardware_profile(hardware)
+        policy = MemoryPolicy(optimizer=optimizer)
+        from planner.costing.estimate import estimate_costs
+        from planner.enumerating.enumerate import enumerate_strategies
+        from planner.solving.solve import Solver
+
+        clock = clock or _Clock(lambda stage: None)
+        space = clock.run("enumerate", lambda: enumerate_strategies(graph, mesh))
+        costs = clock.run("estimate", lambda: estimate_costs(space, profile, policy=policy, gpus_per_node=gpus_per_node))
+        return cls(costs, profile, Solver(costs))
+
+    @property
+    def space(self) -> StrategySpace:
+        return self.costs.space
+
+    @property
+    def graph(self) -> JointGraph:
+        return self.costs.space.graph
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.costs.space.mesh
+
+    def warm_up(self) -> float:
+        """Compile the solver's kernels. Returns the seconds it took (0 if they were compiled before)."""
+        from planner.solving.message_passing import warm_up
+
+        return warm_up()
+
+    def default_constraints(self, memory_bytes: int | None = None) -> tuple[Constraint, ...]:
+        """Batch inputs sharded over the data axes, the loss replicated, and the memory budget."""
+        budget = MemoryBudget(num_bytes=self.hardware.budget_bytes if memory_bytes is None else memory_bytes)
+        return (*boundaries(self.graph, self.mesh), budget)
+
+    def legal(self, key: str, output: int = 0) -> tuple[Placements, ...]:
+        """Placements that output `output` of the node `key` can be pinned to."""
+        ref = TensorRef(self._node(key), output)
+        lattice = self.space.lattice(ref)
+        return tuple(lattice.placements(number) for number in self.solver.legal(ref))
+
+    def banned(self, key: str) -> tuple[BannedRow, ...]:
+        """Rows of the node's rule that this mesh and shape rule out, with the reason."""
+        return self.space.strategies[self._node(key)].banned
+
+    def _node(self, key: str) -> int:
+        if key not in self.graph.node_by_key:
+            raise InvalidConstraintError(f"the model has no op {key!r}", hint="Keys are listed by `show plan.json --json`.")
+        return self.graph.node_by_key[key]
+
+    def solve(self, constraints: Sequence[Constraint], *, time_limit_s: float = 60.0) -> Plan:
+        """The best plan under the constraints.
+
+        Raises:
+            InvalidConstraintError: a pin that matches nothing or has no legal strategy.
+            InfeasibleError: constraints that cannot hold together, or a budget that is too small.
+        """
+        from planner.solving.assemble import assemble
+
+        return assemble(self.costs, self.solver.solve(constraints, time_limit_s=time_limit_s), constraints)
+
+    def replay(self, plan: Plan) -> Plan:
+        """The decisions of a plan on this model, mesh and hardware, checked and priced anew, without solving.
+
+        Raises:
+            PlanFormatError: another model, mesh, or a choice that is no legal strategy here.
+        """
+        from planner.solving.assemble import assemble
+        from planner.solving.replay import solution_of
+
+        check_same_structure(plan, self.graph)
+        if plan.mesh != self.mesh:
+            raise PlanFormatError(
+                f"the plan is for the mesh {plan.mesh}, not {self.mesh}", hint=f"Give --mesh {plan.mesh}, or plan again."
+            )
+        return assemble(self.costs, solution_of(plan, self.costs), plan.constraints)
+
+
+def boundaries(graph: JointGraph, mesh: Mesh) -> tuple[BoundaryPlacement, ...]:
+    """What the data loader delivers: the batch dim of every input sharded over the mesh's data axes (dp, fsdp, ...); without
+    a data axis inputs are free. A scalar loss leaves replicated."""
+    found = []
+    for item in graph.inputs:
+        if item.batch_dim is not None and mesh.data_axes:
+            placements = tuple(Shard(item.batch_dim) if axis in mesh.data_axes else Replicate() for axis in range(mesh.num_axes))
+            found.append(BoundaryPlacement(where=f"input:{item.name}", placements=placements))
+    found.append(BoundaryPlacement(where="output:loss", placements=(Replicate(),) * mesh.num_axes))
+    return tuple(found)
+
+
+def check_batch(request: PlanRequest) -> None:
+    """Refuse a batch that the boundary cannot split, before the model is traced."""
+    batch, mesh = request.sized_model.batch, request.mesh
+    groups = 1
+    for axis in mesh.data_axes:
+        groups *= mesh.axis_sizes[axis]
+    if batch is not None and batch < 1:
+        raise InputError(f"batch {batch} is not a positive number", hint="Give --batch 1 or more.")
+    if batch is not None and batch % groups:
+        near = [n for n in (batch // groups * groups, (batch // groups + 1) * groups) if n]
+        names = ",".join(f"{mesh.axis_names[a]}={mesh.axis_sizes[a]}" for a in mesh.data_axes)
+        raise InputError(
+            f"a batch of {batch} cannot be split evenly over {names} ({groups} groups)",
+            hint=f"Nearest batch sizes that work: {', '.join(map(str, near))}.",
+        )
+
+
+@dataclass(frozen=True)
+class Change:
+    """A tensor whose placement differs between two plans (output 0 of the node; None: the node is in one plan only)."""
+
+    key: str
+    before: str | None
+    after: str | None
+
+
+def diff(a: Plan, b: Plan) -> tuple[Change, ...]:
+    """Nodes whose output placements differ, in the order of plan `b`."""
+    texts = [{key: "".join(map(str, c.outputs[0] or ())) for key, c in plan.choices.items()} for plan in (a, b)]
+    keys = dict.fromkeys([*b.choices, *a.choices])
+    return tuple(Change(key, texts[0].get(key), texts[1].get(key)) for key in keys if texts[0].get(key) != texts[1].get(key))
+
+
+def check_same_structure(plan: Plan, graph: JointGraph) -> None:
+    """Raises PlanFormatError naming the first difference if the plan's ops are not those of the graph."""
+    if plan.structure_fingerprint == graph.structure_fingerprint:
+        return
+    missing = [key for key in plan.choices if key not in graph.node_by_key]
+    added = [node.key for node in graph.nodes if node.key not in plan.choices]
+    first = "the same ops are wired differently"
+    if missing:
+        first = f"it places {missing[0]}, which the model does not have"
+    elif added:
+        first = f"it does not place {added[0]}"
+    raise PlanFormatError(
+        f"the plan was made for another model than {graph.request.model}: {first}",
+        hint="Plan again for this model; pins are named by module and can be given again.",
+    )
+
+
+def check_same_model(plan: Plan, graph: JointGraph) -> None:
+    """As check_same_structure, and shapes, dtypes and arguments must agree too."""
+    check_same_structure(plan, graph)
+    if plan.fingerprint != graph.fingerprint:
+        raise PlanFormatError(
+            f"the plan was made for {graph.request.model} at other sizes: shapes, dtypes or arguments differ",
+            hint="Use the batch, sequence length and precision of the plan (see `show`), or replay it: plan --from plan.json.",
+        )
+
+
+def export(
+    plan: Plan, graph: JointGraph | None = None, *, verify: bool = True, progress: Progress = lambda stage: None
+) -> Export:
+    """The plan as one PyTorch file, verified against the user's module before it is handed out.
+
+    The model is traced again at full size unless its graph is given, and at tiny size to write sizes as symbols.
+
+    Raises:
+        PlanFormatError: the plan belongs to another model.
+        ExportError: an op that cannot be written, or a file that failed its verification.
+    """
+    from planner.exporting.verify import export_verified
+
+    progress("trace")
+    if graph is None:
+        graph = trace(plan.request)
+    check_same_model(plan, graph)
+    tiny = tiny_graph(graph)
+    return export_verified(plan, graph, tiny, verify=verify, progress=progress)
+
+
+def tiny_graph(graph: JointGraph) -> JointGraph | None:
+    """The same model at tiny size, None if its factory has no tiny size."""
+    if not graph.symbols:
+        return None
+    return trace(replace(graph.request, size="tiny", batch=None, seq=None, layers=len(graph.layers) or None))
+
+
+def open_graph(path: Path) -> JointGraph:
+    return JointGraph.load(path)
+
+
+def peak_rss_bytes() -> int:
+    """Peak resident memory of this process so far (ru_maxrss is KiB on Linux, bytes on macOS)."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+class _Clock:
+    """Runs stages, reports their beginning and keeps their seconds."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.seconds: dict[str, float] = {}
+
+    def run(self, stage: str, work: Callable[[], T]) -> T:
+        self.progress(stage)
+        start = time.perf_counter()
+        result = work()
+        self.seconds[stage] = time.perf_counter() - start
+        return result

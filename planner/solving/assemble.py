@@ -1,0 +1,138 @@
+"""A solution (numbers) -> a plan (placements, redistributions, evidence) that can be read, saved and exported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from planner.constraint import Constraint
+from planner.cost import CostTable
+from planner.graph import BACKWARD, TensorRef
+from planner.memory import MemoryBreakdown
+from planner.placement import Placements
+from planner.plan import Choice, Plan, Redistribution, SolveReport, Step
+from planner.redistribution import Routes
+from planner.solving.solve import Solution
+
+GRADIENT_STORE = -1
+"""The slot of the use that stores a gradient in its parameter's placement."""
+
+
+def assemble(costs: CostTable, solution: Solution, constraints: Sequence[Constraint]) -> Plan:
+    """The plan of a solution. Its redistributions are those that were priced; their prices and the compute add up to the
+    objective."""
+    space, graph = costs.space, costs.space.graph
+    choices = {node.key: _choice(costs, index, int(solution.strategy[index])) for index, node in enumerate(graph.nodes)}
+    plan = Plan(
+        request=graph.request,
+        structure_fingerprint=graph.structure_fingerprint,
+        fingerprint=graph.fingerprint,
+        mesh=space.mesh,
+        hardware_name=costs.hardware_name,
+        hardware_hash=costs.hardware_hash,
+        memory_policy=costs.memory.policy,
+        constraints=tuple(constraints),
+        choices=choices,
+        redistributions=tuple(_redistributions(costs, solution.strategy, solution.shared)),
+        memory=_memory(costs, solution.strategy),
+        report=solution.report,
+        num_ops=graph.num_ops,
+        replicated_for_lack_of_a_rule=space.replicated_for_lack_of_a_rule,
+    )
+    _check_sum(plan, solution.report)
+    return plan
+
+
+def _check_sum(plan: Plan, report: SolveReport) -> None:
+    total = plan.compute_us + plan.comm_us
+    assert abs(total - report.objective_us) <= 1e-6 * max(1.0, report.objective_us), (total, report.objective_us)
+
+
+def _choice(costs: CostTable, node: int, strategy: int) -> Choice:
+    space = costs.space
+    strategies, graph_node = space.strategies[node], space.graph.nodes[node]
+    outputs: list[Placements | None] = [
+        None if meta is None else space.lattice(TensorRef(node, output)).placements(strategies.output(output)[strategy])
+        for output, meta in enumerate(graph_node.outputs)
+    ]
+    operands: list[Placements | None] = [
+        space.lattice(ref).placements(strategies.operand(slot)[strategy]) if slot in strategies.operand_slots else None
+        for slot, ref in enumerate(graph_node.operands)
+    ]
+    return Choice(operands=tuple(operands), outputs=tuple(outputs), compute_us=float(costs.compute_us[node][strategy]))
+
+
+def uses_by_phase(costs: CostTable) -> dict[tuple[TensorRef, str], list[tuple[int, int]]]:
+    """(tensor, phase) -> uses (consumer node, operand slot) that read data, in node order; gradients stored count as uses."""
+    space, graph = costs.space, costs.space.graph
+    uses: dict[tuple[TensorRef, str], list[tuple[int, int]]] = {}
+    for index, node in enumerate(graph.nodes):
+        for slot in space.strategies[index].operand_slots:
+            uses.setdefault((node.operands[slot], node.phase), []).append((index, slot))
+    for parameter in graph.parameters:
+        if parameter.gradient is not None:
+            uses.setdefault((parameter.gradient, BACKWARD), []).append((parameter.node, GRADIENT_STORE))
+    return uses
+
+
+def price_redistributions(costs: CostTable, strategy: np.ndarray, shared: Mapping[tuple[TensorRef, str], int]) -> float:
+    """µs of all redistributions of a solution."""
+    return sum(r.us for r in _redistributions(costs, strategy, shared))
+
+
+def _redistributions(
+    costs: CostTable, strategy: np.ndarray, shared: Mapping[tuple[TensorRef, str], int]
+) -> Iterable[Redistribution]:
+    space = costs.space
+    for (ref, phase), uses in uses_by_phase(costs).items():
+        lattice = space.lattice_of[ref]
+        made = int(space.strategies[ref.node].output(ref.output)[strategy[ref.node]])
+        start = made
+        if len(uses) > 1:
+            start = shared[ref, phase]
+            unreduced = any(use in costs.unreduced for use in uses)
+            routes = costs.routes_without_reduction[lattice] if unreduced else costs.routes[lattice]
+            if start != made:
+                yield _redistribution(costs, ref, phase, routes, made, start, uses, shared=True)
+        for consumer, slot in uses:
+            wanted = _wanted(costs, strategy, consumer, slot)
+            if wanted != start:
+                routes = costs.routes_of_use(lattice, consumer, slot)
+                yield _redistribution(costs, ref, phase, routes, start, wanted, [(consumer, slot)], shared=False)
+
+
+def _wanted(costs: CostTable, strategy: np.ndarray, consumer: int, slot: int) -> int:
+    strategies = costs.space.strategies[consumer]
+    column = strategies.output(0) if slot == GRADIENT_STORE else strategies.operand(slot)
+    return int(column[strategy[consumer]])
+
+
+def _redistribution(
+    costs: CostTable,
+    ref: TensorRef,
+    phase: str,
+    routes: Routes,
+    source: int,
+    target: int,
+    uses: Sequence[tuple[int, int]],
+    *,
+    shared: bool,
+) -> Redistribution:
+    nodes = costs.space.graph.nodes
+    return Redistribution(
+        tensor=(nodes[ref.node].key, ref.output),
+        phase=phase,
+        source=routes.lattice.placements(source),
+        shared=shared,
+        consumers=tuple((nodes[consumer].key, slot) for consumer, slot in uses),
+        steps=tuple(Step(target=m.target, collective=m.collective, us=m.us) for m in routes.path(source, target)),
+    )
+
+
+def _memory(costs: CostTable, strategy: np.ndarray) -> MemoryBreakdown:
+    totals = dict.fromkeys(("parameter_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes"), 0.0)
+    for node, terms in costs.memory.terms.items():
+        for name in totals:
+            totals[name] += float(getattr(terms, name)[strategy[node]])
+    return MemoryBreakdown(**{name: round(value) for name, value in totals.items()})

@@ -1,0 +1,73 @@
+"""A plan's choices -> strategy numbers of a strategy space, without solving."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.cost import CostTable
+from planner.errors import PlanFormatError
+from planner.graph import TensorRef
+from planner.placement import Placements, text
+from planner.plan import Choice, Plan, SolveReport
+from planner.solving.assemble import price_redistributions, uses_by_phase
+from planner.solving.solve import Solution
+
+
+def solution_of(plan: Plan, costs: CostTable) -> Solution:
+    """The solution that a plan states. Its objective is priced with `costs`; the proof of the plan is kept only if model,
+    sizes and hardware are those it was made with.
+
+    Raises:
+        PlanFormatError: a choice that is no legal strategy in this space, naming the op.
+    """
+    graph = costs.space.graph
+    strategy = np.array([_strategy(plan.choices[node.key], index, costs) for index, node in enumerate(graph.nodes)])
+    shared = _shared(plan, costs, strategy)
+    same = (plan.fingerprint, plan.hardware_hash) == (graph.fingerprint, costs.hardware_hash)
+    objective = _objective(costs, strategy, shared)
+    if same:
+        report = plan.report
+    else:
+        report = SolveReport(status="feasible", objective_us=objective, bound_us=0.0, method="replayed, not proved", seconds=0.0)
+    return Solution(strategy=strategy, shared=shared, report=report)
+
+
+def _strategy(choice: Choice, node: int, costs: CostTable) -> int:
+    space = costs.space
+    strategies, graph_node = space.strategies[node], space.graph.nodes[node]
+    wanted = [_number(placements, TensorRef(node, output), costs) for output, placements in enumerate(choice.outputs)]
+    wanted += [_number(choice.operands[slot], graph_node.operands[slot], costs) for slot in strategies.operand_slots]
+    found = np.flatnonzero((strategies.columns == np.array(wanted)).all(1))
+    if not len(found):
+        raise PlanFormatError(
+            f"the plan's strategy for {graph_node.key} ({_texts(choice.operands)} -> {_texts(choice.outputs)}) is not legal here",
+            hint="The mesh or the sizes may not divide that way any more; plan again.",
+        )
+    return int(found[0])
+
+
+def _number(placements: Placements | None, ref: TensorRef, costs: CostTable) -> int:
+    return -1 if placements is None else costs.space.lattice(ref).find(placements)
+
+
+def _texts(placements: tuple[Placements | None, ...]) -> str:
+    return ", ".join("-" if p is None else text(p) for p in placements)
+
+
+def _shared(plan: Plan, costs: CostTable, strategy: np.ndarray) -> dict[tuple[TensorRef, str], int]:
+    """Shared placement of every tensor with several uses in a phase: where its shared redistribution leads, else as made."""
+    graph = costs.space.graph
+    shared: dict[tuple[TensorRef, str], int] = {}
+    for (ref, phase), uses in uses_by_phase(costs).items():
+        if len(uses) > 1:
+            shared[ref, phase] = int(costs.space.strategies[ref.node].output(ref.output)[strategy[ref.node]])
+    for r in plan.redistributions:
+        if r.shared:
+            ref = TensorRef(graph.node_by_key[r.tensor[0]], r.tensor[1])
+            shared[ref, r.phase] = costs.space.lattice(ref).find(r.target)
+    return shared
+
+
+def _objective(costs: CostTable, strategy: np.ndarray, shared: dict[tuple[TensorRef, str], int]) -> float:
+    compute = sum(float(us[s]) for us, s in zip(costs.compute_us, strategy, strict=True))
+    return compute + price_redistributions(costs, strategy, shared)

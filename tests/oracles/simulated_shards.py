@@ -1,0 +1,178 @@
+"""Slower truth for op rules: cut the operands as a strategy says, run the op on every device's pieces alone, put the results
+together as its output placement says, and compare with the op on the whole tensors. No process group.
+
+The local program of an op differs from the plain call only in size arguments, masked look-ups and scaled means.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from planner.graph import DtypeRef, OperandRef
+from planner.mesh import Mesh
+from planner.placement import P_MAX, S0, P, R
+from planner.torch_compat import operator_by_name
+
+F64 = torch.float64
+Codes = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device of the mesh by its coordinates."""
+
+    mesh: Mesh
+    coordinates: tuple[int, ...]
+
+    def shard(self, codes: Codes, dim: int) -> tuple[int, int]:
+        """(which piece of `dim` this device holds, number of pieces)."""
+        index, count = 0, 1
+        for code, size, at in zip(codes, self.mesh.axis_sizes, self.coordinates, strict=True):
+            if code == S0 + dim:
+                index, count = index * size + at, count * size
+        return index, count
+
+
+def devices(mesh: Mesh) -> list[Device]:
+    return [Device(mesh, at) for at in itertools.product(*map(range, mesh.axis_sizes))]
+
+
+def split(x: torch.Tensor, codes: Codes, mesh: Mesh, generator: torch.Generator) -> dict[tuple[int, ...], torch.Tensor]:
+    """coordinates -> piece; pending sums get random parts that add up."""
+    pieces: dict[tuple[int, ...], torch.Tensor] = {(): x}
+    for code, size in zip(codes, mesh.axis_sizes, strict=True):
+        pieces = {
+            (*at, i): part for at, whole in pieces.items() for i, part in enumerate(_cut(whole, int(code), size, generator))
+        }
+    return pieces
+
+
+def _cut(x: torch.Tensor, code: int, size: int, generator: torch.Generator) -> list[torch.Tensor]:
+    if code == R:
+        return [x] * size
+    if code == P:
+        parts = [torch.randn(x.shape, generator=generator, dtype=x.dtype) for _ in range(size - 1)]
+        return [*parts, x - sum(parts)]
+    assert code >= S0 and x.shape[code - S0] % size == 0
+    return [part.clone() for part in x.chunk(size, code - S0)]
+
+
+def join(pieces: dict[tuple[int, ...], torch.Tensor], codes: Codes, mesh: Mesh) -> torch.Tensor | None:
+    """The whole tensor, None if replicas differ."""
+    for axis in reversed(range(mesh.num_axes)):
+        groups: dict[tuple[int, ...], list[torch.Tensor]] = {}
+        for at, part in pieces.items():
+            groups.setdefault(at[:axis], []).append(part)
+        joined = {at: _merge(parts, int(codes[axis])) for at, parts in groups.items()}
+        if any(part is None for part in joined.values()):
+            return None
+        pieces = {at: part for at, part in joined.items() if part is not None}
+    return pieces[()]
+
+
+def _merge(parts: list[torch.Tensor], code: int) -> torch.Tensor | None:
+    if code == P:
+        return torch.stack(parts).sum(0)
+    if code == P_MAX:
+        return torch.stack(parts).amax(0)
+    if code == R:
+        same = all(torch.allclose(parts[0].to(F64), part.to(F64), atol=1e-9) for part in parts)
+        return parts[0] if same else None
+    return torch.cat(parts, code - S0)
+
+
+def bind(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """Arguments of a node with real tensors in place; floating dtypes become float64."""
+    if isinstance(value, OperandRef):
+        return tensors[value.index]
+    if isinstance(value, DtypeRef):
+        dtype = getattr(torch, value.name)
+        return F64 if dtype.is_floating_point else dtype
+    if isinstance(value, tuple):
+        return [bind(item, tensors) for item in value]
+    return value
+
+
+SIZED = {
+    "aten.view.default": 1,
+    "aten._unsafe_view.default": 1,
+    "aten.expand.default": 1,
+    "aten.new_zeros.default": 1,
+    "aten.full.default": 0,
+}
+"""Ops whose argument at this position is the output's shape, which must become local."""
+
+
+def run_local(op: str, args: list[Any], kwargs: dict[str, Any], out: Codes, operands: Sequence[Codes], device: Device) -> Any:
+    """The op on one device's pieces."""
+    call = operator_by_name(op) if not op.startswith("planner.") else None
+
+    def local(shape: Sequence[int], codes: Codes) -> list[int]:
+        return [size // device.shard(codes, dim)[1] for dim, size in enumerate(shape)]
+
+    if op in SIZED:
+        position = SIZED[op]
+        args[position] = local(args[position], out)
+    if op == "planner.einsum.default":
+        return torch.einsum(*args)
+    if op.startswith("aten.arange"):
+        assert call is not None
+        whole = call(*args, **kwargs)
+        index, count = device.shard(out, 0)
+        return whole.chunk(count)[index]
+    if op in ("aten.zeros_like.default", "aten.ones_like.default", "aten.full_like.default"):
+        assert call is not None
+        whole = call(*args, **kwargs)
+        for dim in range(whole.dim()):
+            index, count = device.shard(out, dim)
+            whole = whole.chunk(count, dim)[index]
+        return whole
+    if op == "aten.embedding.default":
+        index, inside = _own(args[1], args[0].shape[0], device.shard(operands[0], 0)[0], _is_sharded(operands[0], 0))
+        return torch.nn.functional.embedding(index, args[0]) * inside[..., None]
+    if op == "aten.embedding_dense_backward.default":
+        grad, ids, rows, padding, scale = args
+        piece, count = device.shard(out, 0)
+        index, inside = _own(ids, rows // count, piece, count > 1)
+        assert call is not None
+        return call(grad * inside[..., None], index, rows // count, padding, scale)
+    if op in ("aten.gather.default", "aten.scatter.value"):
+        return _indexed(op, args, operands, device)
+    if op.startswith("aten.mean"):
+        assert call is not None
+        scale = math.prod(
+            size for code, size, given in zip(out, device.mesh.axis_sizes, operands[0], strict=True) if code == P and given >= S0
+        )
+        return call(*args, **kwargs) / scale
+    assert call is not None
+    return call(*args, **kwargs)
+
+
+def _is_sharded(codes: Codes, dim: int) -> bool:
+    return any(code == S0 + dim for code in codes)
+
+
+def _own(ids: torch.Tensor, rows: int, piece: int, sharded: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Global ids -> ids of this piece, and which of them are in it."""
+    if not sharded:
+        return ids, torch.ones_like(ids, dtype=torch.bool)
+    local = ids - piece * rows
+    inside = (local >= 0) & (local < rows)
+    return torch.where(inside, local, 0), inside
+
+
+def _indexed(op: str, args: list[Any], operands: Sequence[Codes], device: Device) -> torch.Tensor:
+    x, ids = args[0], args[2]
+    dim = args[1] % x.dim()
+    piece, count = device.shard(operands[0], dim)
+    index, inside = _own(ids, x.shape[dim], piece, count > 1)
+    if op == "aten.gather.default":
+        return x.gather(dim, index) * inside
+    kept = x.gather(dim, index)
+    return x.scatter(dim, index, torch.where(inside, torch.full_like(kept, args[3]), kept))
