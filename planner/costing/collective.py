@@ -1,0 +1,181 @@
+"""Time of a collective on one mesh: which ranks form a group, and µs over bytes for each kind.
+
+Inside a node the profile's measured curves are interpolated; across nodes a start-up curve is added to bytes / bandwidth.
+Everything is brought to one grid of sizes, clamped there to the laws below, and then read by interpolation in
+(log bytes, log µs), so the laws hold between grid points too.
+
+Laws: not less for more bytes; inside a node not less for more ranks, except that an all-reduce reduced in the switch (NVLS)
+may be cheaper than one of fewer ranks that is not; across nodes not less for more nodes at equal ranks per node, nor than
+inside a node; reduce-scatter <= all-reduce, all-gather <= all-reduce, all-reduce <= reduce-scatter + all-gather.
+
+Not modelled: congestion of the network beyond the two ends; start-up for groups with fewer ranks per node than were measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.hardware import HardwareProfile, Points
+from planner.mesh import Mesh
+from planner.redistribution import CollectiveKind
+
+KIND = CollectiveKind
+KNOTS = 2.0 ** np.arange(9, 37)
+"""Sizes in bytes at which curves are kept: 512 B to 64 GiB. Constant below, constant bandwidth above."""
+_LOG_KNOTS = np.log(KNOTS)
+_BIG = len(KNOTS) - 1
+
+
+@dataclass(frozen=True)
+class GroupShape:
+    """How the ranks of one group lie on the nodes. The slowest group counts: most nodes, then fewest ranks on one of them."""
+
+    ranks: int
+    nodes: int
+    ranks_per_node: int
+
+
+def group_shape(mesh: Mesh, axes: tuple[int, ...], gpus_per_node: int) -> GroupShape:
+    """Shape of the groups over some mesh axes, flattened. Ranks are row-major: the last axis is the nearest devices.
+
+    Sibling groups run at the same time and each rank has the network card of its own GPU, so no group gets more.
+    """
+    ranks = np.arange(mesh.num_devices).reshape(mesh.axis_sizes)
+    others = [axis for axis in range(mesh.num_axes) if axis not in axes]
+    groups = ranks.transpose(*others, *axes).reshape(-1, math.prod(mesh.axis_sizes[axis] for axis in axes))
+    worst = (1, groups.shape[1])
+    for nodes in np.unique(groups // gpus_per_node, axis=0):
+        _, counts = np.unique(nodes, return_counts=True)
+        worst = max(worst, (len(counts), int(counts.min())), key=lambda shape: (shape[0], -shape[1]))
+    return GroupShape(groups.shape[1], *worst)
+
+
+@dataclass(frozen=True, eq=False)
+class GroupCurves:
+    """µs at KNOTS for each kind of collective in one group."""
+
+    shape: GroupShape
+    log_us: Mapping[CollectiveKind, np.ndarray]
+
+    def us(self, kind: CollectiveKind, full_bytes: np.ndarray, *, in_switch: bool = True) -> np.ndarray:
+        """float64 like `full_bytes`: time of one collective. 0 for a group of one rank.
+
+        `in_switch` = False for sums that the switch cannot take (integers): reduce-scatter and all-gather instead.
+        """
+        size = np.asarray(full_bytes, np.float64)
+        if self.shape.ranks == 1:
+            return np.zeros_like(size)
+        if kind is KIND.ALL_REDUCE and not in_switch:
+            return self.us(KIND.REDUCE_SCATTER, size) + self.us(KIND.ALL_GATHER, size)
+        inside = np.exp(np.interp(np.log(np.maximum(size, 1.0)), _LOG_KNOTS, self.log_us[kind]))
+        return inside * np.maximum(size / KNOTS[-1], 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class MeshCollectives:
+    """Curves of every group a mesh can form: all sets of its axes."""
+
+    curves: Mapping[tuple[int, ...], GroupCurves]
+
+    def us(self, kind: CollectiveKind, axes: tuple[int, ...], full_bytes: np.ndarray, dtype: str) -> np.ndarray:
+        """µs of a collective over the flattened group of `axes`; `full_bytes` as in `planner.redistribution.Collective`."""
+        return self.curves[axes].us(kind, full_bytes, in_switch=dtype.startswith(("float", "bfloat")))
+
+
+def mesh_collectives(hardware: HardwareProfile, mesh: Mesh, gpus_per_node: int) -> MeshCollectives:
+    shapes = {
+        axes: group_shape(mesh, axes, gpus_per_node)
+        for count in range(1, mesh.num_axes + 1)
+        for axes in itertools.combinations(range(mesh.num_axes), count)
+    }
+    of_shape = {shape: group_curves(hardware, shape) for shape in set(shapes.values())}
+    return MeshCollectives({axes: of_shape[shape] for axes, shape in shapes.items()})
+
+
+def group_curves(hardware: HardwareProfile, shape: GroupShape) -> GroupCurves:
+    if shape.ranks == 1:
+        return GroupCurves(shape, {})
+    if shape.nodes == 1:
+        us = _node_us(hardware, shape.ranks)
+    else:
+        near = (
+            {kind: np.zeros(len(KNOTS)) for kind in KIND}
+            if shape.ranks_per_node == 1
+            else _node_us(hardware, shape.ranks_per_node)
+        )
+        floor = _node_us(hardware, min(shape.ranks, max(hardware.node.curves[KIND.ALL_REDUCE])))
+        us = {kind: np.maximum(_across_us(hardware, kind, shape, near[kind]), floor[kind]) for kind in KIND}
+        us = _clamp(us)
+    return GroupCurves(shape, {kind: np.log(values) for kind, values in us.items()})
+
+
+def _clamp(us: Mapping[CollectiveKind, np.ndarray]) -> dict[CollectiveKind, np.ndarray]:
+    """The laws between kinds, and monotone in bytes, at every grid point."""
+    found = {kind: np.maximum.accumulate(values) for kind, values in us.items()}
+    for kind in (KIND.REDUCE_SCATTER, KIND.ALL_GATHER):
+        found[kind] = np.minimum(found[kind], found[KIND.ALL_REDUCE])
+    found[KIND.ALL_REDUCE] = np.minimum(found[KIND.ALL_REDUCE], found[KIND.REDUCE_SCATTER] + found[KIND.ALL_GATHER])
+    return found
+
+
+def _node_us(hardware: HardwareProfile, ranks: int) -> dict[CollectiveKind, np.ndarray]:
+    """µs at KNOTS inside a node, clamped to the laws."""
+    us = {}
+    for kind in KIND:
+        first = 2
+        nvls = hardware.node.nvls_min_ranks
+        if kind is KIND.ALL_REDUCE and nvls is not None and ranks >= nvls:
+            first = nvls
+        us[kind] = np.max([_measured_us(hardware.node.curves[kind], fewer) for fewer in range(first, ranks + 1)], axis=0)
+    return _clamp(us)
+
+
+def _measured_us(curves: Mapping[int, Points], ranks: int) -> np.ndarray:
+    """µs at KNOTS: measured rank counts as they are, others at equal wire bytes, linear in log ranks."""
+    known = sorted(curves)
+    below = max([n for n in known if n <= ranks], default=known[0])
+    above = min([n for n in known if n >= ranks], default=known[-1])
+    wire = KNOTS * (ranks - 1) / ranks
+    low = _curve_log_us(curves[below], wire * below / (below - 1))
+    if above == below:
+        return np.exp(low)
+    high = _curve_log_us(curves[above], wire * above / (above - 1))
+    share = math.log(ranks / below) / math.log(above / below)
+    return np.exp((1 - share) * low + share * high)
+
+
+def _curve_log_us(points: Points, size: np.ndarray) -> np.ndarray:
+    """Interpolated in (log bytes, log µs); constant below the first point, constant bandwidth above the last."""
+    knots, us = np.array(points).T
+    return np.interp(np.log(size), np.log(knots), np.log(us)) + np.log(np.maximum(size / knots[-1], 1.0))
+
+
+def _across_us(hardware: HardwareProfile, kind: CollectiveKind, shape: GroupShape, near_us: np.ndarray) -> np.ndarray:
+    """µs at KNOTS across nodes: start-up, growing with log2 of the nodes, plus bytes over the tightest link.
+
+    Ring: every hop carries (n-1)/n of the buffer, all cards of a node together carry one ring. All-reduce of two nodes is a
+    tree: half of each node's buffer crosses each way. All-to-all: every rank sends its own share through its own card.
+    """
+    n, g = shape.ranks, shape.ranks_per_node
+    network = hardware.fabric.nic_bytes_per_s * hardware.fabric.efficiency[kind] / 1e6
+    near_per_byte = near_us[_BIG] / KNOTS[_BIG] * (g / (g - 1) if g > 1 else 0.0)  # µs per wire byte, 0 for one rank
+    wire = (n - 1) / n
+    if kind is KIND.ALL_TO_ALL:
+        per_byte = max(near_per_byte * (g - 1) / n, (n - g) / n / network)
+    elif kind is KIND.ALL_REDUCE:
+        tree = shape.nodes == 2
+        per_byte = max(near_per_byte * wire, (1.0 if tree else 2 * wire) / (g * network))
+    else:
+        per_byte = max(near_per_byte * wire, wire / (g * network))
+    start_up = np.exp(_flat_log(hardware.fabric.start_up[kind]))
+    return start_up * math.log2(shape.nodes) + KNOTS * per_byte
+
+
+def _flat_log(points: Points) -> np.ndarray:
+    knots, us = np.array(points).T
+    return np.interp(_LOG_KNOTS, np.log(knots), np.log(us))

@@ -1,0 +1,116 @@
+"""Time of local kernels: kind and local dims of every strategy -> µs, by the rules of a hardware profile.
+
+Assumed and not measured: gradients of matmuls (other memory layouts) cost like the forward one; fp32 reaches the same fraction
+of its own peak as bf16 (plain fp32 units, never TF32); attention in a dtype without a fused kernel costs as if it had one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from planner.costing.fusion import Traffic
+from planner.errors import PlannerError
+from planner.hardware import AttentionConstants, HardwareProfile, Points
+from planner.strategy import KernelShapes
+from planner.units import ITEMSIZE
+
+QUERY_TILE_ROWS = 128
+
+
+def kernel_us(kernel: KernelShapes, traffic: Traffic, hardware: HardwareProfile, *, sustained: bool = True) -> np.ndarray:
+    """float64 [strategies]: time on one device.
+
+    `traffic` says which bytes a pointwise kernel moves. `sustained` applies the profile's clock of long training to FLOP-bound
+    time; bandwidth and launches keep their burst values.
+
+    Raises:
+        PlannerError: no rule for this kind of kernel. UnknownHardwareError: the profile has no peak for its dtype.
+    """
+    if kernel.kind not in _RULES:
+        raise PlannerError(
+            f"no price rule for kernels of kind {kernel.kind!r}", hint=f"Kinds with a rule: {', '.join(sorted(_RULES))}."
+        )
+    return _RULES[kernel.kind](kernel, traffic, hardware, hardware.sustained_clock if sustained else 1.0)
+
+
+def _gemm(kernel: KernelShapes, traffic: Traffic, hardware: HardwareProfile, clock: float) -> np.ndarray:
+    """Smooth maximum of the compute and the memory bound, so that no kink decides a plan, plus a launch."""
+    b, m, n, k = (np.asarray(kernel.dims[name], np.float64) for name in ("batch", "m", "n", "k"))
+    rule = hardware.gemm
+    flop_per_us = hardware.peak(kernel.dtype) * rule.compute_efficiency * clock / 1e6
+    bytes_per_us = hardware.hbm_bytes_per_s * rule.memory_efficiency / 1e6
+    size = b * (_itemsize(kernel.dtype) * (m * k + k * n) + _itemsize(kernel.out_dtype or kernel.dtype) * m * n)
+    compute_us, memory_us = 2 * b * m * n * k / flop_per_us, size / bytes_per_us
+    top = np.maximum(np.maximum(compute_us, memory_us), 1e-30)
+    blend = (compute_us / top) ** rule.sharpness + (memory_us / top) ** rule.sharpness
+    return top * blend ** (1 / rule.sharpness) + rule.launch_us
+
+
+def _attention(kernel: KernelShapes, traffic: Traffic, hardware: HardwareProfile, clock: float) -> np.ndarray:
+    """FLOPs over a tabulated rate; never faster than reading and writing its operands once."""
+    names = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")
+    b, h, kv, seq_q, seq_k, d = (np.asarray(kernel.dims[name], np.float64) for name in names)
+    causal, backward = bool(kernel.fields["causal"]), bool(kernel.fields["backward"])
+    rule = hardware.attention
+    rate = _attention_efficiency(rule, d, b * h * seq_q / QUERY_TILE_ROWS, seq_k)
+    flops = 4 * b * h * seq_q * seq_k * d * (0.5 if causal else 1.0)
+    tensors = 2 * b * (h * seq_q + kv * seq_k) * d
+    if not causal:
+        rate = np.minimum(rate / _at(rule.causal_rate, seq_k), 1.0)
+    if backward:
+        rate, flops, tensors = rate * _at(rule.backward_rate, seq_k), flops * rule.backward_flop_factor, 2 * tensors
+    compute_us = flops / (hardware.peak(kernel.dtype) * rate * clock) * 1e6
+    memory_us = tensors * _itemsize(kernel.dtype) / (hardware.hbm_bytes_per_s * hardware.pointwise.efficiency) * 1e6
+    return np.maximum(compute_us, memory_us) + rule.launch_us
+
+
+def _attention_efficiency(rule: AttentionConstants, head_dim: np.ndarray, tiles: np.ndarray, seq: np.ndarray) -> np.ndarray:
+    """Linear in the logs of head dim, tiles and sequence; flat outside the table."""
+    table = np.log(np.array(rule.efficiency))
+    places = [_place(rule.head_dims, head_dim), _place(rule.tiles, tiles), _place(rule.seqs, seq)]
+    total = np.zeros(np.broadcast(head_dim, tiles, seq).shape)
+    for corner in np.ndindex(2, 2, 2):
+        at = tuple(low + side for (low, _), side in zip(places, corner, strict=True))
+        weight = np.prod([share if side else 1 - share for (_, share), side in zip(places, corner, strict=True)], axis=0)
+        total = total + weight * table[at]
+    return np.exp(total)
+
+
+def _place(knots: tuple[float, ...], x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Number of the knot below, and how far x is to the next one (0 to 1), in logs."""
+    at = np.interp(np.log(np.maximum(x, 1e-9)), np.log(knots), np.arange(len(knots)))
+    low = np.minimum(at.astype(int), len(knots) - 2)
+    return low, at - low
+
+
+def _at(points: Points, x: np.ndarray) -> np.ndarray:
+    knots, values = np.array(points).T
+    return np.interp(np.log(np.maximum(x, 1.0)), np.log(knots), values)
+
+
+def _pointwise(kernel: KernelShapes, traffic: Traffic, hardware: HardwareProfile, clock: float) -> np.ndarray:
+    """Bytes over bandwidth, plus a launch for the first kernel of a fused group."""
+    moved = np.asarray(kernel.dims["output_bytes"], np.float64) @ np.array(traffic.writes, np.float64)
+    if traffic.reads and "operand_bytes" in kernel.dims:
+        moved = moved + np.asarray(kernel.dims["operand_bytes"], np.float64) @ np.array(traffic.reads, np.float64)
+    rule = hardware.pointwise
+    return moved / (rule.efficiency * hardware.hbm_bytes_per_s) * 1e6 + rule.launch_us * traffic.launches
+
+
+def _itemsize(dtype: str) -> int:
+    if dtype not in ITEMSIZE:
+        raise PlannerError(f"no size known for dtype {dtype!r}", hint=f"Known: {', '.join(ITEMSIZE)}.")
+    return ITEMSIZE[dtype]
+
+
+_Rule = Callable[[KernelShapes, Traffic, HardwareProfile, float], np.ndarray]
+_RULES: Mapping[str, _Rule] = {
+    "gemm": _gemm,
+    "attention": _attention,
+    "pointwise": _pointwise,
+    "factory": _pointwise,
+}
+TIMELESS_KINDS = frozenset({"view", "leaf"})
+"""Kernels that take no time: nothing is computed or moved."""

@@ -1,0 +1,90 @@
+"""Strategy space × hardware profile -> cost table: the only place where quantities become microseconds.
+
+The objective this feeds is serial: no overlap of compute and communication is modelled, so it is an upper bound on a step of
+the same kernels and collectives.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.cost import CostTable
+from planner.costing.collective import mesh_collectives
+from planner.costing.compute import TIMELESS_KINDS, kernel_us
+from planner.costing.fusion import Traffic, fused_traffic
+from planner.costing.memory import memory_table
+from planner.costing.redistribution import move_price
+from planner.errors import InputError
+from planner.graph import JointGraph, TensorRef
+from planner.hardware import HardwareProfile
+from planner.memory import MemoryPolicy
+from planner.redistribution import cheapest_routes
+from planner.strategy import StrategySpace
+
+LOW_PRECISION = ("bfloat16", "float16")
+CAST_OP = "aten._to_copy.default"
+
+
+def estimate_costs(
+    space: StrategySpace, hardware: HardwareProfile, *, policy: MemoryPolicy | None = None, gpus_per_node: int | None = None
+) -> CostTable:
+    """Price every strategy and every placement change once per distinct piece of work.
+
+    `policy` defaults to AdamW, `gpus_per_node` to the profile's own.
+    """
+    per_node = hardware.gpus_per_node if gpus_per_node is None else gpus_per_node
+    if per_node < 1:
+        raise InputError(f"{per_node} GPUs per node", hint="It is a number of 1 or more.")
+    collectives = mesh_collectives(hardware, space.mesh, per_node)
+    prices = [move_price(hardware, collectives, lattice.meta.dtype) for lattice in space.lattices]
+    routes = tuple(cheapest_routes(lattice, price) for lattice, price in zip(space.lattices, prices, strict=True))
+    unreduced = unreduced_uses(space.graph)
+    pending = sorted({space.lattice_of[space.graph.nodes[node].operands[slot]] for node, slot in unreduced})
+    return CostTable(
+        space=space,
+        hardware_name=hardware.name,
+        hardware_hash=hardware.content_hash,
+        compute_us=compute_us(space, hardware),
+        routes=routes,
+        routes_without_reduction={
+            number: cheapest_routes(space.lattices[number], prices[number], allow_reductions=False) for number in pending
+        },
+        unreduced=unreduced,
+        memory=memory_table(space, policy or MemoryPolicy()),
+    )
+
+
+def compute_us(space: StrategySpace, hardware: HardwareProfile) -> tuple[np.ndarray, ...]:
+    """Per node float64 [strategies]; nodes with the same strategies and the same traffic share one array."""
+    shared: dict[tuple[int, Traffic], np.ndarray] = {}
+    found = []
+    for strategies, traffic in zip(space.strategies, fused_traffic(space), strict=True):
+        key = (id(strategies), traffic)
+        if key not in shared:
+            timeless = strategies.kernel.kind in TIMELESS_KINDS
+            us = np.zeros(len(strategies)) if timeless else kernel_us(strategies.kernel, traffic, hardware)
+            assert us.shape == (len(strategies),) and np.isfinite(us).all(), strategies.kernel.kind
+            us.setflags(write=False)
+            shared[key] = us
+        found.append(shared[key])
+    return tuple(found)
+
+
+def unreduced_uses(graph: JointGraph) -> frozenset[tuple[int, int]]:
+    """Uses where a pending sum must stay pending: a low-precision gradient on its way to the cast that stores it wider.
+
+    With `bf16-mixed` precision gradients are summed over devices in the parameter's dtype, so the sum is taken after the cast.
+    """
+    if graph.request.precision != "bf16-mixed":
+        return frozenset()
+    found = set()
+    for parameter in graph.parameters:
+        if parameter.gradient is None:
+            continue
+        node = graph.nodes[parameter.gradient.node]
+        if node.op != CAST_OP or not node.operands:
+            continue
+        source, target = graph.meta(node.operands[0]), graph.meta(TensorRef(parameter.gradient.node, 0))
+        if source.dtype in LOW_PRECISION and target.is_floating and target.itemsize > source.itemsize:
+            found.add((parameter.gradient.node, 0))
+    return frozenset(found)

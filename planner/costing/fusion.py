@@ -1,0 +1,180 @@
+"""Which tensors pointwise kernels really read and write, when a compiler fuses neighbours. From the graph alone.
+
+Neighbouring pointwise and reduction ops of one phase with no matmul, attention or other kernel of its own between them form
+one group. Per group each distinct outside tensor is read once (charged to its first reader), each tensor that somebody outside
+needs is written once, and one kernel is launched (charged to the first member). Tensors inside a group are free.
+
+The grouping does not depend on the plan: a redistribution inside a group would split it and pay twice. So this is a lower
+bound on what a compiled program moves, and it keeps the objective linear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planner.graph import JointGraph, TensorRef
+from planner.strategy import StrategySpace
+
+TABLE_OPERAND = {
+    "aten.embedding.default": 0,
+    "aten.gather.default": 0,
+    "aten.index_select.default": 0,
+    "aten.index.Tensor": 0,
+}
+"""Ops that read as many bytes of this operand as they write, not the whole of it."""
+
+OWN_KERNEL = frozenset({
+    "aten.embedding_dense_backward.default", "aten.index_put.default", "aten.scatter_add.default", "aten.index_add.default",
+    "aten.sort.default", "aten.topk.default", "aten.cumsum.default",
+})  # fmt: skip
+"""Ops priced by their bytes that a compiler does not fuse with their neighbours."""
+
+PART_VIEWS = frozenset({"aten.slice.Tensor", "aten.select.int"})
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one node is charged for.
+
+    Attributes:
+        reads: per edge operand the share of its local bytes, 0 if another member of the group has read it.
+        writes: per output how many times its local bytes move (rows taken from a table are read and written: 2).
+        launches: 1 for the first member of a group, else 0.
+    """
+
+    reads: tuple[float, ...]
+    writes: tuple[float, ...]
+    launches: int
+
+
+NO_TRAFFIC = Traffic((), (), 0)
+
+
+def fused_traffic(space: StrategySpace) -> tuple[Traffic, ...]:
+    """Per node; NO_TRAFFIC for nodes that are not pointwise."""
+    graph = space.graph
+    roles = [_role(node.op, strategies.kernel.kind) for node, strategies in zip(graph.nodes, space.strategies, strict=True)]
+    slots = [strategies.operand_slots for strategies in space.strategies]
+    sources = _Sources(graph, roles)
+    groups = _groups(graph, roles, slots, sources)
+    outside = _read_outside(graph, roles, slots, groups, sources)
+    seen: set[tuple[int, TensorRef]] = set()
+    launched: set[int] = set()
+    found = []
+    for index, node in enumerate(graph.nodes):
+        if roles[index] not in ("fused", "own"):
+            found.append(NO_TRAFFIC)
+            continue
+        table = TABLE_OPERAND.get(node.op)
+        reads, extra = [], 0
+        for slot in slots[index]:
+            ref = node.operands[slot]
+            root = sources.root(ref)
+            inside = groups[root.node] == groups[index]
+            key = (groups[index], sources.identity(ref))
+            charged = not inside and key not in seen
+            seen.add(key)
+            extra += charged and slot == table
+            reads.append(sources.share(ref) if charged and slot != table else 0.0)
+        kept = [float(TensorRef(index, output) in outside) for output in range(len(node.outputs))]
+        writes = tuple(k + (extra if o == 0 else 0) for o, k in enumerate(kept))
+        found.append(Traffic(tuple(reads), writes, int(groups[index] not in launched)))
+        launched.add(groups[index])
+    return tuple(found)
+
+
+def _role(op: str, kind: str) -> str:
+    """`fused`, `own` (a kernel by itself, by bytes), `view`, `leaf` or `barrier` (matmul, attention)."""
+    if kind in ("pointwise", "factory"):
+        return "own" if op in OWN_KERNEL else "fused"
+    return kind if kind in ("view", "leaf") else "barrier"
+
+
+class _Sources:
+    """Tensors behind views."""
+
+    def __init__(self, graph: JointGraph, roles: Sequence[str]) -> None:
+        self.graph, self.roles = graph, roles
+
+    def root(self, ref: TensorRef) -> TensorRef:
+        """The tensor that a chain of views starts from."""
+        while self.roles[ref.node] == "view":
+            ref = self.graph.nodes[ref.node].operands[0]
+        return ref
+
+    def identity(self, ref: TensorRef) -> TensorRef:
+        """Equal for views of the same bytes; different parts of one tensor differ."""
+        while self.roles[ref.node] == "view" and self.graph.nodes[ref.node].op not in PART_VIEWS:
+            ref = self.graph.nodes[ref.node].operands[0]
+        return ref
+
+    def share(self, ref: TensorRef) -> float:
+        """Bytes of memory behind a tensor over its own bytes: under 1 where a view repeats elements."""
+        behind = self.graph.meta(self.identity(ref)).num_elements
+        return min(1.0, behind / max(self.graph.meta(ref).num_elements, 1))
+
+
+def _levels(graph: JointGraph, roles: Sequence[str], slots: Sequence[tuple[int, ...]]) -> list[int]:
+    """Number of kernels of their own on the longest way to each node.
+
+    Nodes with no such kernel before them (casts of parameters, masks, rotary tables) may run any time: they get the level of
+    their earliest user. Two nodes of one level have no such kernel on any way between them, so merging them makes no cycle.
+    """
+    level = [0] * len(graph.nodes)
+    early = [True] * len(graph.nodes)
+    for index, node in enumerate(graph.nodes):
+        early[index] = roles[index] in ("fused", "view", "leaf")
+        for slot in slots[index]:
+            producer = node.operands[slot].node
+            own = roles[producer] in ("own", "barrier")
+            level[index] = max(level[index], level[producer] + own)
+            early[index] &= early[producer] and not own
+    for index in range(len(graph.nodes) - 1, -1, -1):
+        if early[index] and roles[index] in ("fused", "view"):
+            of_users = [
+                level[user]
+                for output in range(len(graph.nodes[index].outputs))
+                for user, slot in graph.users.get(TensorRef(index, output), ())
+                if slot in slots[user]
+            ]
+            level[index] = min(of_users, default=level[index])
+    return level
+
+
+def _groups(graph: JointGraph, roles: Sequence[str], slots: Sequence[tuple[int, ...]], sources: _Sources) -> list[int]:
+    """Group of each node, named by its first member; nodes that do not fuse are alone."""
+    level = _levels(graph, roles, slots)
+    parent = list(range(len(graph.nodes)))
+
+    def find(index: int) -> int:
+        while parent[index] != index:
+            parent[index] = parent[parent[index]]
+            index = parent[index]
+        return index
+
+    for index, node in enumerate(graph.nodes):
+        if roles[index] != "fused":
+            continue
+        for slot in slots[index]:
+            producer = sources.root(node.operands[slot]).node
+            same_place = level[producer] == level[index] and graph.nodes[producer].phase == node.phase
+            if roles[producer] == "fused" and same_place:
+                first, second = sorted((find(producer), find(index)))
+                parent[second] = first
+    return [find(index) for index in range(len(graph.nodes))]
+
+
+def _read_outside(
+    graph: JointGraph, roles: Sequence[str], slots: Sequence[tuple[int, ...]], groups: Sequence[int], sources: _Sources
+) -> set[TensorRef]:
+    """Tensors that somebody outside their group reads, through views too: they must be written."""
+    outside = {sources.root(p.gradient) for p in graph.parameters if p.gradient is not None}
+    for index, node in enumerate(graph.nodes):
+        if roles[index] == "view":
+            continue
+        for slot in slots[index]:
+            root = sources.root(node.operands[slot])
+            if roles[index] != "fused" or groups[root.node] != groups[index]:
+                outside.add(root)
+    return outside

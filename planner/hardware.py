@@ -1,0 +1,354 @@
+"""Hardware profiles: what one kind of machine can do, every number with its unit and where it comes from.
+
+A profile is a TOML file in `hardware_profiles/`. Each constant is a table with `value, unit, kind, source, date`, and for
+fitted ones `residual_pct, rows, range`; a number without these does not load. Rates are SI per second, times µs, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.errors import InputError, UnknownHardwareError
+
+PROFILE_SCHEMA = 1
+PROFILE_FOLDER = Path(__file__).parent / "hardware_profiles"
+CONSTANT_KINDS = ("datasheet", "fitted", "guess")
+_REQUIRED = ("value", "unit", "kind", "source", "date")
+_REQUIRED_IF_FITTED = ("residual_pct", "rows", "range")
+
+Points = tuple[tuple[float, float], ...]
+"""A curve as (x, y) pairs with rising x."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant:
+    """One number, curve or table of a profile.
+
+    Attributes:
+        value: a number, (x, y) pairs or rows of numbers.
+        kind: `datasheet`, `fitted` or `guess`.
+        date: when it was looked up or fitted, ISO.
+        residual_pct: fitted only: mean absolute error in % on data left out of the fit.
+        rows, range: fitted only: how many measurements, and over which range they reach.
+    """
+
+    value: Any
+    unit: str
+    kind: str
+    source: str
+    date: str
+    residual_pct: float | None = None
+    rows: int | None = None
+    range: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        names = _REQUIRED + (_REQUIRED_IF_FITTED if self.kind == "fitted" else ())
+        return {name: _thaw(getattr(self, name)) for name in names}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmConstants:
+    """`t = [(flops / (peak·e))^p + (bytes / (hbm·h))^p]^(1/p) + launch_us`: a smooth maximum of two bounds."""
+
+    compute_efficiency: float
+    memory_efficiency: float
+    sharpness: float
+    launch_us: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConstants:
+    """`t = flops / (peak·efficiency) + launch_us`.
+
+    Attributes:
+        head_dims, tiles, seqs: where the efficiency of the causal forward pass is known; a query tile is 128 rows of one head.
+        efficiency: fraction of peak [head_dim][tiles][seq], causal FLOPs counted half.
+        causal_rate: (seq, rate of causal / rate of full attention), both in their own FLOPs.
+        backward_rate: (seq, rate of backward / rate of forward).
+    """
+
+    head_dims: tuple[int, ...]
+    tiles: tuple[float, ...]
+    seqs: tuple[float, ...]
+    efficiency: tuple[tuple[tuple[float, ...], ...], ...]
+    causal_rate: Points
+    backward_rate: Points
+    backward_flop_factor: float
+    launch_us: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointwiseConstants:
+    """`t = bytes / (hbm·efficiency) + launch_us`."""
+
+    efficiency: float
+    launch_us: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeConstants:
+    """Collectives among GPUs of one node.
+
+    Attributes:
+        link_bytes_per_s: datasheet rate of one GPU into the switch, one direction.
+        nvls_min_ranks: from this many ranks on an all-reduce of floats is reduced inside the switch; None: never.
+        curves: per collective kind and rank count, (full bytes, µs).
+    """
+
+    link_bytes_per_s: float
+    nvls_min_ranks: int | None
+    curves: Mapping[str, Mapping[int, Points]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FabricConstants:
+    """The network between nodes.
+
+    Attributes:
+        nic_bytes_per_s: datasheet rate of the network card that one GPU owns, one direction.
+        efficiency: per collective kind, the reached fraction of it.
+        start_up: per collective kind, (full bytes, µs) that two nodes need beyond bytes / bandwidth.
+    """
+
+    nic_bytes_per_s: float
+    efficiency: Mapping[str, float]
+    start_up: Mapping[str, Points]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HardwareProfile:
+    """One kind of machine. Compare by `content_hash`.
+
+    Attributes:
+        peak_flop_per_s: dense datasheet peak per dtype name; float32 is the plain unit, never TF32.
+        usable_bytes: device memory a program can have; reserve_bytes: what communication buffers and the driver take of it.
+        sustained_clock: clock of hours of training over that of the short bursts measured; slows FLOP-bound time only.
+        constants: every constant by dotted name, with its provenance.
+    """
+
+    name: str
+    title: str
+    peak_flop_per_s: Mapping[str, float]
+    hbm_bytes_per_s: float
+    hbm_bytes: int
+    usable_bytes: int
+    reserve_bytes: int
+    gpus_per_node: int
+    sustained_clock: float
+    gemm: GemmConstants
+    attention: AttentionConstants
+    pointwise: PointwiseConstants
+    node: NodeConstants
+    fabric: FabricConstants
+    constants: Mapping[str, Constant]
+    content_hash: str
+
+    @property
+    def default_budget_bytes(self) -> int:
+        """Memory budget of a plan when the user names none."""
+        return self.usable_bytes - self.reserve_bytes
+
+    def peak(self, dtype: str) -> float:
+        """FLOP/s of a dtype. Raises UnknownHardwareError if the profile states none."""
+        if dtype not in self.peak_flop_per_s:
+            raise UnknownHardwareError(
+                f"hardware profile {self.name} states no peak FLOP/s for {dtype}",
+                hint=f"It has {', '.join(sorted(self.peak_flop_per_s))}; add [peak.{dtype}] to the profile.",
+            )
+        return self.peak_flop_per_s[dtype]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of the TOML file: `from_dict` gives the same profile back."""
+        tree: dict[str, Any] = {"schema": PROFILE_SCHEMA, "name": self.name, "title": self.title}
+        for key, constant in self.constants.items():
+            *parents, last = key.split(".")
+            branch = tree
+            for parent in parents:
+                branch = branch.setdefault(parent, {})
+            branch[last] = constant.to_dict()
+        return tree
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> HardwareProfile:
+        """Raises InputError naming the first key that is missing, unknown or without provenance."""
+        return _Reader(data).profile()
+
+
+def profile_names() -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in PROFILE_FOLDER.glob("*.toml")))
+
+
+def load_profile(name: str) -> HardwareProfile:
+    """Raises UnknownHardwareError listing the known profiles, InputError if the file is damaged."""
+    if name not in profile_names():
+        raise UnknownHardwareError(f"unknown hardware {name!r}", hint=f"Known: {', '.join(profile_names())}.")
+    return parse_profile((PROFILE_FOLDER / f"{name}.toml").read_text())
+
+
+def parse_profile(toml: str) -> HardwareProfile:
+    try:
+        return HardwareProfile.from_dict(tomllib.loads(toml))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"the hardware profile is not TOML: {error}", hint="Check the line it names.") from error
+
+
+def _freeze(value: Any) -> Any:
+    return tuple(map(_freeze, value)) if isinstance(value, list | tuple) else value
+
+
+def _thaw(value: Any) -> Any:
+    return list(map(_thaw, value)) if isinstance(value, tuple) else value
+
+
+def _constants(data: Mapping[str, Any], prefix: str = "") -> dict[str, Constant]:
+    """Dotted name -> constant, for every table that has a field of a constant."""
+    found: dict[str, Constant] = {}
+    for name, value in data.items():
+        key = f"{prefix}{name}"
+        if not isinstance(value, dict):
+            raise InputError(
+                f"hardware profile: {key} is a bare value", hint=f"Write a table [{key}] with {', '.join(_REQUIRED)}."
+            )
+        if set(value) & set(_REQUIRED):
+            found[key] = _constant(key, value)
+        else:
+            found.update(_constants(value, f"{key}."))
+    return found
+
+
+def _constant(key: str, table: Mapping[str, Any]) -> Constant:
+    required = _REQUIRED + (_REQUIRED_IF_FITTED if table.get("kind") == "fitted" else ())
+    missing = [name for name in required if table.get(name) in (None, "")]
+    unknown = sorted(set(table) - set(_REQUIRED) - set(_REQUIRED_IF_FITTED))
+    if missing or unknown:
+        problem = f"lacks {', '.join(missing)}" if missing else f"has unknown fields {', '.join(unknown)}"
+        raise InputError(f"hardware profile: {key} {problem}", hint="Say where the number comes from, or drop it.")
+    if table["kind"] not in CONSTANT_KINDS:
+        raise InputError(f"hardware profile: {key} has kind {table['kind']!r}", hint=f"Kinds are {', '.join(CONSTANT_KINDS)}.")
+    return Constant(**{name: _freeze(value) for name, value in table.items()} | {"date": str(table["date"])})
+
+
+class _Reader:
+    """Takes constants out by name with a range check; what is left over at the end is an error."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        if data.get("schema") != PROFILE_SCHEMA:
+            raise InputError(
+                f"hardware profile: schema is {data.get('schema')!r}, this version reads {PROFILE_SCHEMA}",
+                hint="Use a profile written for this version.",
+            )
+        if not data.get("name") or not data.get("title"):
+            raise InputError("hardware profile: name or title is missing", hint="Write name = ... and title = ... at the top.")
+        self.name, self.title = str(data["name"]), str(data["title"])
+        self.constants = _constants({k: v for k, v in data.items() if k not in ("schema", "name", "title")})
+        self.left = dict(self.constants)
+
+    def value(self, key: str) -> Any:
+        if key not in self.left:
+            raise InputError(f"hardware profile {self.name}: {key} is missing", hint=f"Add a table [{key}].")
+        return self.left.pop(key).value
+
+    def number(self, key: str, low: float, high: float) -> float:
+        value = self.value(key)
+        if not isinstance(value, int | float) or not low <= value <= high:
+            raise InputError(
+                f"hardware profile {self.name}: {key} is {value!r}", hint=f"It must be a number from {low:g} to {high:g}."
+            )
+        return float(value)
+
+    def names(self, prefix: str) -> list[str]:
+        return [key.removeprefix(f"{prefix}.") for key in self.left if key.startswith(f"{prefix}.")]
+
+    def points(self, key: str, low: float, high: float) -> Points:
+        value = self.value(key)
+        ok = isinstance(value, tuple) and value and all(isinstance(p, tuple) and len(p) == 2 for p in value)
+        if not ok or list(value) != sorted(value) or not all(x > 0 and low <= y <= high for x, y in value):
+            raise InputError(
+                f"hardware profile {self.name}: {key} is not a curve",
+                hint=f"Write [[x, y], ...] with rising x over 0 and y from {low:g} to {high:g}.",
+            )
+        return tuple((float(x), float(y)) for x, y in value)
+
+    def profile(self) -> HardwareProfile:
+        constants = {key: self.constants[key] for key in sorted(self.constants)}
+        content = [self.name, [[key, _thaw(constant.value)] for key, constant in constants.items()]]
+        profile = HardwareProfile(
+            name=self.name,
+            title=self.title,
+            peak_flop_per_s={dtype: self.number(f"peak.{dtype}", 1e12, 1e17) for dtype in self.names("peak")},
+            hbm_bytes_per_s=self.number("memory.hbm_bytes_per_s", 1e11, 1e14),
+            hbm_bytes=int(self.number("memory.hbm_bytes", 1e9, 1e13)),
+            usable_bytes=int(self.number("memory.usable_bytes", 1e9, 1e13)),
+            reserve_bytes=int(self.number("memory.reserve_bytes", 0, 1e11)),
+            gpus_per_node=int(self.number("node.gpus_per_node", 1, 1024)),
+            sustained_clock=self.number("clock.sustained", 0.3, 1),
+            gemm=GemmConstants(
+                compute_efficiency=self.number("gemm.compute_efficiency", 0.05, 1),
+                memory_efficiency=self.number("gemm.memory_efficiency", 0.05, 1),
+                sharpness=self.number("gemm.sharpness", 1, 20),
+                launch_us=self.number("gemm.launch_us", 0, 100),
+            ),
+            attention=self.attention(),
+            pointwise=PointwiseConstants(
+                efficiency=self.number("pointwise.efficiency", 0.05, 1),
+                launch_us=self.number("pointwise.launch_us", 0, 100),
+            ),
+            node=self.node(),
+            fabric=self.fabric(),
+            constants=constants,
+            content_hash=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16],
+        )
+        if self.left:
+            raise InputError(
+                f"hardware profile {self.name}: unknown constants {', '.join(sorted(self.left))}",
+                hint="Check the spelling; a number nothing reads is not kept.",
+            )
+        return profile
+
+    def attention(self) -> AttentionConstants:
+        dims = sorted(int(name.removeprefix("d")) for name in self.names("attention.efficiency"))
+        tiles = tuple(map(float, self.value("attention.tiles")))
+        seqs = tuple(map(float, self.value("attention.seqs")))
+        tables = [self.value(f"attention.efficiency.d{dim}") for dim in dims]
+        for dim, table in zip(dims, tables, strict=True):
+            shaped = len(table) == len(tiles) and all(len(row) == len(seqs) for row in table)
+            if not shaped or not all(0 < x <= 1 for row in table for x in row):
+                raise InputError(
+                    f"hardware profile {self.name}: attention.efficiency.d{dim} is not a table of fractions",
+                    hint=f"It needs {len(tiles)} rows (tiles) of {len(seqs)} numbers (seqs) over 0, at most 1.",
+                )
+        return AttentionConstants(
+            head_dims=tuple(dims),
+            tiles=tiles,
+            seqs=seqs,
+            efficiency=tuple(tables),
+            causal_rate=self.points("attention.causal_rate", 0.05, 1),
+            backward_rate=self.points("attention.backward_rate", 0.05, 1),
+            backward_flop_factor=self.number("attention.backward_flop_factor", 1, 5),
+            launch_us=self.number("attention.launch_us", 0, 100),
+        )
+
+    def node(self) -> NodeConstants:
+        curves: dict[str, dict[int, Points]] = {}
+        for name in self.names("node.collective"):
+            kind, _, ranks = name.partition(".n")
+            curves.setdefault(kind, {})[int(ranks)] = self.points(f"node.collective.{name}", 0.1, 1e9)
+        return NodeConstants(
+            link_bytes_per_s=self.number("node.link_bytes_per_s", 1e9, 1e13),
+            nvls_min_ranks=int(self.number("node.nvls_min_ranks", 0, 1e6)) or None,
+            curves={kind: dict(sorted(of_ranks.items())) for kind, of_ranks in curves.items()},
+        )
+
+    def fabric(self) -> FabricConstants:
+        efficiency = {kind: self.number(f"fabric.efficiency.{kind}", 0.05, 1) for kind in self.names("fabric.efficiency")}
+        return FabricConstants(
+            nic_bytes_per_s=self.number("fabric.nic_bytes_per_s", 1e8, 1e13),
+            efficiency=efficiency,
+            start_up={kind: self.points(f"fabric.start_up.{kind}", 0.1, 1e6) for kind in self.names("fabric.start_up")},
+        )
