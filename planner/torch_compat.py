@@ -1,0 +1,226 @@
+"""Every private torch API the planner relies on, one function each. Written for and checked with torch 2.13.
+
+On an upgrade of torch this file is what to re-read: each function says what it expects. Used by `tracing` and `enumerating`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+# ---- tracing ----------------------------------------------------------------------------------------------------------
+
+
+def fake_tensor_mode() -> Any:
+    """A mode in which tensors have shape, dtype and device but no data. 2.13: `torch._subclasses.FakeTensorMode`."""
+    from torch._subclasses import FakeTensorMode
+
+    return FakeTensorMode()
+
+
+def dispatch_mode_class() -> type:
+    """Base class for modes that see every operator call. 2.13: `torch.utils._python_dispatch.TorchDispatchMode`."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    return TorchDispatchMode
+
+
+def capture(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> fx.GraphModule:
+    """Forward of `module` as one graph of torch calls that keeps module paths, source lines and parameter names.
+
+    2.13: the capture that `torch.export` uses; parameters come out under mangled names, `_restore_state_dict` undoes that.
+    """
+    from torch._dynamo.functional_export import _dynamo_graph_capture_for_export
+    from torch.export._trace import _restore_state_dict
+
+    captured = _dynamo_graph_capture_for_export(module)(*args, **kwargs)
+    _restore_state_dict(module, captured)
+    return captured
+
+
+def reset_capture() -> None:
+    """Forget everything earlier captures left behind. 2.13: `torch._dynamo.reset`."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+
+
+def export_joint(
+    captured: fx.GraphModule, args: tuple[Any, ...], kwargs: Mapping[str, Any], decompositions: Mapping[Any, Callable[..., Any]]
+) -> fx.Graph:
+    """Forward and backward of `captured` as one graph of operators. 2.13: `aot_export_joint_with_descriptors`."""
+    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+
+    with ExitStack() as stack:
+        joint = aot_export_joint_with_descriptors(stack, captured, args, dict(kwargs), decompositions=dict(decompositions))
+        return joint.graph_module.graph
+
+
+def decompositions(packets: Sequence[Any]) -> dict[Any, Callable[..., Any]]:
+    """torch's own decompositions of these operators. 2.13: `torch._decomp.get_decompositions`."""
+    from torch._decomp import get_decompositions
+
+    return dict(get_decompositions(list(packets)))
+
+
+def is_linear(target: Any) -> bool:
+    """2.13: `F.linear` is a builtin, also reachable as `torch._C._nn.linear`."""
+    return target is torch.nn.functional.linear or target is torch._C._nn.linear
+
+
+def switches_gradients(target: Any) -> bool:
+    """A `torch.no_grad` region of the user. 2.13: a call of `_set_grad_enabled` or a higher-order operator around it."""
+    return "set_grad_enabled" in str(target) or getattr(target, "__name__", "") == "_set_grad_enabled"
+
+
+def is_getitem(node: fx.Node) -> bool:
+    return node.target is operator.getitem
+
+
+def is_backward(node: fx.Node) -> bool:
+    """2.13: the joint tracer marks nodes that ran inside autograd."""
+    return bool(node.meta.get("autograd_backward")) or node.meta.get("partitioner_tag") == "is_backward"
+
+
+def module_stack(node: fx.Node) -> list[str]:
+    """Raw paths of the modules around a node, outermost first; a backward node has those of its forward op.
+
+    2.13: two spellings of a path occur, `L['self'].layers.0` and `getattr(L['self'].layers, '0')`.
+    """
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    return [path for path, _ in stack.values()]
+
+
+def placeholder_role(node: fx.Node) -> tuple[str, Any]:
+    """("param", name), ("buffer", name), ("input", position in the flattened call) or ("tangent", None).
+
+    2.13: descriptors in `torch._functorch._aot_autograd.descriptors`.
+    """
+    from torch._functorch._aot_autograd import descriptors
+
+    description = node.meta["desc"]
+    if isinstance(description, descriptors.ParamAOTInput):
+        return "param", description.target
+    if isinstance(description, descriptors.BufferAOTInput):
+        return "buffer", description.target
+    if isinstance(description, descriptors.PlainAOTInput):
+        return "input", description.idx
+    if isinstance(description, descriptors.TangentAOTInput):
+        return "tangent", None
+    raise AssertionError(f"unknown role of a graph input: {description!r}")
+
+
+def joint_outputs(graph: fx.Graph) -> Iterator[tuple[str, Any, fx.Node | None]]:
+    """Outputs of a joint graph: ("output", position), ("gradient", parameter name), ("mutation", what is written), each with its node.
+
+    Gradients of inputs are left out. 2.13: mutated buffers come first and shift the position of the loss.
+    """
+    from torch._functorch._aot_autograd import descriptors
+
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    for node, description in zip(output.args[0], output.meta["desc"], strict=True):
+        if isinstance(description, descriptors.PlainAOTOutput):
+            yield "output", description.idx, node
+        elif isinstance(description, descriptors.GradAOTOutput):
+            if isinstance(description.grad_of, descriptors.ParamAOTInput):
+                yield "gradient", description.grad_of.target, node
+        elif isinstance(description, descriptors.InputMutationAOTOutput):
+            yield "mutation", getattr(description.mutated_input, "target", "an input"), node
+        else:
+            yield "other", repr(description), node
+
+
+def error_frames(error: BaseException) -> list[Any]:
+    """Frames (filename, lineno) of the user's code that the capture was reading when it failed, outermost first.
+
+    2.13: errors of the capture carry `real_stack`, a `traceback.StackSummary`.
+    """
+    return list(getattr(error, "real_stack", None) or [])
+
+
+# ---- DTensor's one-axis rules (enumerating) -----------------------------------------------------------------------------
+
+
+def operator_by_name(name: str) -> Any:
+    """`aten.mul.Tensor` -> the OpOverload. Raises AttributeError if this torch does not have it."""
+    namespace, packet, overload = name.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+
+
+@dataclass(frozen=True)
+class DTensorRules:
+    """DTensor's tables of sharding rules and a mesh of one axis and one device to ask them with.
+
+    torch 2.13: `sharding_propagator.op_single_dim_strategy_funcs` (rows of one axis, no mesh needed) and the older
+    `op_strategy_funcs`. A one-device mesh without backend makes every dim divisible, so evenness stays our own matter.
+    """
+
+    propagator: Any
+    mesh: Any
+
+    @classmethod
+    def load(cls) -> DTensorRules:
+        from torch.distributed.tensor._api import DTensor
+        from torch.distributed.tensor.device_mesh import DeviceMesh
+
+        return cls(DTensor._op_dispatcher.sharding_propagator, DeviceMesh("cpu", [0], _init_backend=False, _rank=0))
+
+    def knows_one_axis(self, op: Any) -> bool:
+        return op in self.propagator.op_single_dim_strategy_funcs
+
+    def knows_many_axes(self, op: Any) -> bool:
+        return op in self.propagator.op_strategy_funcs
+
+    @staticmethod
+    def tensor_meta(shape: tuple[int, ...], dtype: torch.dtype) -> Any:
+        """DTensor's TensorMeta of a contiguous tensor."""
+        from torch.distributed.tensor._dtensor_spec import TensorMeta
+
+        strides = [1]
+        for size in reversed(shape[1:]):
+            strides.append(strides[-1] * max(size, 1))
+        return TensorMeta(torch.Size(shape), tuple(reversed(strides)) if shape else (), dtype)
+
+    def one_axis_rows(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[list[Any]]:
+        """Rows of placements, outputs first, without the all-replicate row. Tensors in `args` are TensorMetas."""
+        rows: list[list[Any]] = self.propagator.op_single_dim_strategy_funcs[op](op, args, kwargs)
+        return rows
+
+    def many_axes_rows(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operand: Any, placements: list[Any]) -> list[list[Any]]:
+        """Rows of a one-operand op with an older rule; `operand` (a sentinel in args) is offered one placement at a time,
+        because the view family raises on some instead of leaving them out."""
+        from torch.distributed.tensor._dtensor_spec import DTensorSpec
+        from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy
+
+        rows = []
+        for placement in placements:
+            offer = OpStrategy([OpSpec(DTensorSpec(self.mesh, (placement,), tensor_meta=operand))])
+            offered = tuple(offer if arg is operand else arg for arg in args)
+            schema = OpSchema(op, offered, kwargs, schema_info=self.propagator.op_to_schema_info.get(op))
+            try:
+                found = self.propagator.op_strategy_funcs[op](schema).strategies
+            except (RuntimeError, KeyError, IndexError, AssertionError):  # DTensor refuses this placement of the operand
+                continue
+            for spec in found:
+                inputs = list(spec.input_specs) if spec.input_specs is not None else [spec.output_spec]
+                outputs = list(spec.output_specs) if isinstance(spec.output_specs, tuple) else [spec.output_specs]
+                rows.append([s.placements[0] for s in (*outputs, *inputs)])
+        return rows
+
+
+def placement_code(placement: Any) -> int | None:
+    """DTensor placement (or placeholder) -> our code; None for what we do not plan with (strided shard, P(avg), P(min), ...)."""
+    kind = type(placement).__name__
+    if kind == "Replicate":
+        return 0
+    if kind in ("Shard", "_ShardingPlaceholder"):
+        return 3 + int(placement.dim)
+    if kind == "Partial":
+        return {"sum": 1, "max": 2}.get(placement.reduce_op)
+    return None

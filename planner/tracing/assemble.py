@@ -1,0 +1,144 @@
+"""Arranged drafts -> `JointGraph`: short names, stable keys, node numbers, parameters with their gradients."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.graph import BACKWARD, Input, InitRule, JointGraph, ModelRequest, Node, Parameter, TensorMeta, TensorRef
+from planner.tracing.convert import Draft, JointDraft, Use
+from planner.tracing.flops import ATTENTION, ATTENTION_BACKWARD, EINSUM, flops
+
+_NAMES = {
+    ATTENTION: "attention",
+    ATTENTION_BACKWARD: "attention_backward",
+    "aten._to_copy.default": "cast",
+    "aten._unsafe_view.default": "view",
+    "aten.embedding_dense_backward.default": "embedding_backward",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """A parameter of the model as the module knows it: all its names, how it starts, whether it is trained."""
+
+    names: tuple[str, ...]
+    meta: TensorMeta
+    init: InitRule
+    trainable: bool
+
+
+def assemble(
+    draft: JointDraft,
+    request: ModelRequest,
+    *,
+    parameters: Sequence[StoredTensor],
+    inputs: Sequence[tuple[int, str, int | None, int | None]],
+    symbols: Mapping[str, int],
+    class_name: str,
+) -> JointGraph:
+    """`inputs`: (position in the flattened call, name, batch dim, bound of values) in the order to list them."""
+    leaves, found = _leaves(draft, parameters, inputs)
+    assert draft.loss is not None and draft.tangent is not None
+    output = Draft(op="output", kind="output", phase="forward", operands=(draft.loss,), outputs=(_meta(draft.loss),), label="loss")
+    order = [*leaves, *draft.forward, output, draft.tangent, *draft.backward]
+    index = {node: number for number, node in enumerate(order)}
+    nodes = tuple(_node(node, key, index) for node, key in zip(order, _keys(order), strict=True))
+
+    def ref(use: Use) -> TensorRef:
+        return TensorRef(index[use[0]], use[1])
+
+    gradients = {found[name]: use for name, use in draft.gradients.items()}
+    return JointGraph(
+        request=request,
+        nodes=nodes,
+        parameters=tuple(
+            Parameter(
+                node=index[found[p.names[0]]], names=p.names, init=p.init,
+                gradient=ref(gradients[found[p.names[0]]]) if found[p.names[0]] in gradients else None,
+            )
+            for p in parameters
+        ),
+        inputs=tuple(
+            Input(node=index[draft.inputs[position]], name=name, batch_dim=batch_dim, high=high)
+            for position, name, batch_dim, high in inputs
+            if position in draft.inputs
+        ),
+        loss=ref(draft.loss),
+        symbols=tuple(symbols.items()),
+        class_name=class_name,
+    )  # fmt: skip
+
+
+def _leaves(
+    draft: JointDraft, parameters: Sequence[StoredTensor], inputs: Sequence[tuple[int, str, int | None, int | None]]
+) -> tuple[list[Draft], dict[str, Draft]]:
+    """Parameters in the module's order (unused ones too), then buffers, then inputs; and the leaf of every parameter name."""
+    found: dict[str, Draft] = {}
+    ordered: list[Draft] = []
+    for stored in parameters:
+        leaf = next((draft.parameters[name] for name in stored.names if name in draft.parameters), None)
+        if leaf is None:
+            leaf = Draft(op="param", kind="param", phase="forward", outputs=(stored.meta,))
+        leaf.label, leaf.module = stored.names[0], stored.names[0].rpartition(".")[0]
+        ordered.append(leaf)
+        found.update(dict.fromkeys(stored.names, leaf))
+    ordered += draft.buffers.values()
+    for position, name, _, _ in inputs:
+        if position in draft.inputs:
+            draft.inputs[position].label = name
+            ordered.append(draft.inputs[position])
+    assert {leaf for leaf in draft.leaves} <= set(ordered), "a graph input is neither parameter, buffer nor input"
+    return ordered, found
+
+
+def _keys(order: Sequence[Draft]) -> list[str]:
+    """`module/name/fwd#0`: ordinals count per module, name and phase in graph order; `gather/fwd#0` at top level."""
+    seen: Counter[str] = Counter()
+    keys = []
+    for node in order:
+        if node.kind != "op":
+            keys.append(f"{node.kind}:{node.label}")
+            continue
+        stem = "/".join(part for part in (node.module, short_name(node), "bwd" if node.phase == BACKWARD else "fwd") if part)
+        keys.append(f"{stem}#{seen[stem]}")
+        seen[stem] += 1
+    return keys
+
+
+def short_name(node: Draft) -> str:
+    """`linear`, `attention`, `cast`, else the operator's own name without namespace and overload."""
+    if node.op == EINSUM:
+        return _product_name(node)
+    return _NAMES.get(node.op) or node.op.split(".")[1].lstrip("_")
+
+
+def _product_name(node: Draft) -> str:
+    """Products by the letters that `einsum.linear` uses: `bsk,nk->bsn`, its input gradient and its weight gradient."""
+    equation = node.args[0]
+    left, out = equation.split("->")
+    a, b = left.split(",")
+    if node.phase != BACKWARD:
+        return "linear" if b == "nk" and a.endswith("k") and out == f"{a[:-1]}n" else "matmul"
+    if out == "nk" and a.endswith("n") and b == f"{a[:-1]}k":
+        return "linear_weight_grad"
+    if b == "nk" and a.endswith("n") and out == f"{a[:-1]}k":
+        return "linear_input_grad"
+    return "matmul_grad"
+
+
+def _meta(use: Use) -> TensorMeta:
+    meta = use[0].outputs[use[1]]
+    assert meta is not None
+    return meta
+
+
+def _node(draft: Draft, key: str, index: Mapping[Draft, int]) -> Node:
+    operands = tuple(TensorRef(index[producer], output) for producer, output in draft.operands)
+    work = flops(draft.op, draft.args, [_meta(use) for use in draft.operands], draft.outputs) if draft.kind == "op" else 0.0
+    return Node(
+        key=key, op=draft.op, name=short_name(draft) if draft.kind == "op" else draft.kind, kind=draft.kind, phase=draft.phase,
+        operands=operands, args=draft.args, kwargs=draft.kwargs, outputs=draft.outputs, module=draft.module, source=draft.source,
+        flops=work, rematerialised=draft.rematerialised,
+    )  # fmt: skip

@@ -1,0 +1,213 @@
+"""The stage: `trace(request) -> JointGraph`. Load the model, capture one training step, translate it to plain data."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from planner import torch_compat
+from planner.errors import InputError, PlannerError, TraceError
+from planner.graph import JointGraph, ModelRequest, TensorMeta
+from planner.tracing.arrange import arrange
+from planner.tracing.assemble import StoredTensor, assemble
+from planner.tracing.capture import Captured, capture_joint
+from planner.tracing.convert import Draft, JointDraft, read_joint
+from planner.tracing.init_rules import InitRecorder
+from planner.tracing.locate import error_line
+from planner.tracing.sources import Factory, find_factory, sizes_for
+
+_PRECISIONS = ("bf16-mixed", "as-traced")
+_SIZES = ("full", "tiny")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """What a factory returned, with how its parameters start."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    parameters: tuple[StoredTensor, ...]
+
+
+def trace(request: ModelRequest) -> JointGraph:
+    """The joint forward/backward graph of one training step. Allocates no parameters.
+
+    Raises:
+        InputError: unknown model, a size the model does not take, a factory or file that fails.
+        UnsupportedOpError: an op that cannot be planned correctly (random, in place, communicating, data-dependent shape).
+        TraceError: forward or backward cannot be captured; names the user's line.
+    """
+    for what, value, known in (("precision", request.precision, _PRECISIONS), ("size", request.size, _SIZES)):
+        if value not in known:
+            raise InputError(f"{value!r} is not a {what}", hint=f"Use one of {', '.join(known)}.")
+    factory = find_factory(request.model)
+    loaded = load_model(factory, request)
+    symbols, stated_inputs = _plan_facts(loaded.module)
+    inputs = tuple(_inputs(loaded, stated_inputs))
+    try:
+        captured = _capture(loaded, request)
+        draft = read_joint(captured.graph)
+    finally:
+        torch_compat.reset_capture()
+    _require_gradients(draft, loaded.parameters, captured)
+    arrange(draft)
+    kind = type(loaded.module)
+    graph = assemble(
+        draft, request, parameters=loaded.parameters, inputs=inputs, symbols=symbols, class_name=f"{kind.__module__}.{kind.__qualname__}",
+    )  # fmt: skip
+    graph.check()
+    return graph
+
+
+def load_model(factory: Factory, request: ModelRequest) -> LoadedModel:
+    """Call the factory on the meta device; a factory that needs real numbers (`.item()`) is called once more without it."""
+    sizes = sizes_for(factory, request)
+    try:
+        made, recorder = _call(factory, sizes, device="meta")
+    except Exception:
+        try:
+            made, recorder = _call(factory, sizes, device="cpu")
+        except Exception as error:
+            raise InputError(
+                f"the factory of {request.model} fails: {type(error).__name__}: {error}{_at(error)}",
+                hint="It has to run on its own: call it in Python with the same sizes.",
+            ) from error
+    module, args, kwargs = _parts(made, request.model)
+    return LoadedModel(module=module, args=args, kwargs=kwargs, parameters=tuple(_stored(module, recorder)))
+
+
+def _call(factory: Factory, sizes: Mapping[str, Any], *, device: str) -> tuple[Any, InitRecorder]:
+    recorder = InitRecorder()
+    with torch.random.fork_rng(devices=[]), torch.device(device), recorder:
+        return factory(**sizes), recorder
+
+
+def _parts(made: Any, model: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    if isinstance(made, tuple) and 2 <= len(made) <= 3 and isinstance(made[0], nn.Module):
+        args, kwargs = made[1], (made[2] if len(made) == 3 else {})
+        if isinstance(args, tuple | list) and isinstance(kwargs, dict):
+            return made[0], tuple(args), kwargs
+    parts = ", ".join(type(part).__name__ for part in made) if isinstance(made, tuple) else type(made).__name__
+    raise InputError(
+        f"the factory of {model} returns ({parts})",
+        hint="Return (module, args) or (module, args, kwargs): an nn.Module, a tuple of inputs, a dict of named inputs.",
+    )
+
+
+def _stored(module: nn.Module, recorder: InitRecorder) -> Iterator[StoredTensor]:
+    """One entry per parameter; names that share a tensor are listed together."""
+    names: dict[int, list[str]] = {}
+    tensors: dict[int, nn.Parameter] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+        tensors[id(parameter)] = parameter
+    for number, parameter in tensors.items():
+        meta = TensorMeta(tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."))
+        yield StoredTensor(
+            names=tuple(names[number]), meta=meta, init=recorder.rule(parameter), trainable=parameter.requires_grad
+        )
+
+
+def _capture(loaded: LoadedModel, request: ModelRequest) -> Captured:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # advice of the capture about its own internals
+            return capture_joint(loaded.module, loaded.args, loaded.kwargs, precision=request.precision)
+    except PlannerError:
+        raise
+    except Exception as error:
+        raise TraceError(
+            f"{request.model} cannot be traced: {_first_line(error)}{_at(error)}", hint=_hint(error), details={"error": str(error)}
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _at(error: BaseException) -> str:
+    line = error_line(error)
+    return f" ({line})" if line else ""
+
+
+def _hint(error: BaseException) -> str:
+    text = str(error).lower()
+    if "data-dependent" in text or "data dependent" in text:
+        return "What forward does must not depend on values of tensors (no if, while or .item() on them); use torch.where."
+    return "Run module(*args) on its own with the same sizes; if that works, the line uses something that cannot be traced."
+
+
+# ---- what the model states about itself --------------------------------------------------------------------------------
+def _plan_facts(module: nn.Module) -> tuple[dict[str, int], dict[str, dict[str, Any]]]:
+    sizes = module.plan_sizes() if callable(getattr(module, "plan_sizes", None)) else {}
+    inputs = module.plan_inputs() if callable(getattr(module, "plan_inputs", None)) else {}
+    if not all(isinstance(k, str) and k.isidentifier() and isinstance(v, int) and v > 0 for k, v in sizes.items()):
+        raise InputError(f"plan_sizes() returns {sizes!r}", hint='Return names and positive whole numbers: {"B": 64, "S": 8192}.')
+    return dict(sizes), dict(inputs)
+
+
+def _inputs(loaded: LoadedModel, stated: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[int, str, int | None, int | None]]:
+    """(position in the flattened call, name, batch dim, bound of values) of each input tensor.
+
+    Without a statement of the model, dim 0 is the batch of every input whose dim 0 is as large as that of the first tensor.
+    """
+    leaves = list(_named_leaves(loaded))
+    first = next((leaf.shape[0] for _, leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), None)
+    for position, (name, leaf) in enumerate(leaves):
+        if not isinstance(leaf, Tensor):
+            continue
+        facts = stated.get(name, {})
+        guess = 0 if leaf.dim() and leaf.shape[0] == first else None
+        yield position, name, facts.get("batch_dim", guess), facts.get("high")
+
+
+def _named_leaves(loaded: LoadedModel) -> Iterator[tuple[str, Any]]:
+    """Leaves of (args, kwargs) in torch's order, named by the parameters of forward: `tokens`, `batch.x`."""
+    names = list(inspect.signature(loaded.module.forward).parameters)
+    spare = names[-1] if names else "input"
+    for path, leaf in torch.utils._pytree.tree_flatten_with_path((loaded.args, loaded.kwargs))[0]:
+        in_kwargs, first, *rest = (str(getattr(part, "key", getattr(part, "idx", getattr(part, "name", part)))) for part in path)
+        if in_kwargs == "1":
+            base = first
+        else:
+            base = names[int(first)] if int(first) < len(names) else f"{spare}.{first}"
+        yield ".".join([base, *rest]), leaf
+
+
+def _require_gradients(draft: JointDraft, parameters: tuple[StoredTensor, ...], captured: Captured) -> None:
+    """Every trainable parameter that reaches the loss through floating-point ops has a gradient.
+
+    Guards against losing the backward silently. Paths through `detach` do not count, nor anything if the user switched
+    gradients off for a region of forward.
+    """
+    if not draft.gradients:
+        raise TraceError("no parameter influences the loss", hint="Return a loss computed from parameters that require gradients.")
+    if captured.has_no_grad_region:
+        return
+    assert draft.loss is not None
+    reached: set[Draft] = set()
+    stack = [draft.loss]
+    while stack:
+        producer, output = use = stack.pop()
+        meta = producer.outputs[output]
+        if producer in reached or use in draft.detached or meta is None or not meta.is_floating:
+            continue
+        reached.add(producer)
+        stack.extend(producer.operands)
+    missing = [
+        p.names[0]
+        for p in parameters
+        if p.trainable
+        and any(draft.parameters.get(name) in reached for name in p.names)
+        and not any(name in draft.gradients for name in p.names)
+    ]
+    if missing:
+        raise TraceError(f"the trace has no gradient for {', '.join(missing)}", hint="An op on the way to the loss has no derivative.")
