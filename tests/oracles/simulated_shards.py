@@ -142,7 +142,7 @@ def run_local(op: str, args: list[Any], kwargs: dict[str, Any], out: Codes, oper
         index, inside = _own(ids, rows // count, piece, count > 1)
         assert call is not None
         return call(grad * inside[..., None], index, rows // count, padding, scale)
-    if op in ("aten.gather.default", "aten.scatter.value"):
+    if op in ("aten.gather.default", "aten.scatter.value", "aten.scatter_add.default", "aten.scatter.src"):
         return _indexed(op, args, operands, device)
     if op.startswith("aten.mean"):
         assert call is not None
@@ -174,5 +174,9 @@ def _indexed(op: str, args: list[Any], operands: Sequence[Codes], device: Device
     index, inside = _own(ids, x.shape[dim], piece, count > 1)
     if op == "aten.gather.default":
         return x.gather(dim, index) * inside
+    if op == "aten.scatter_add.default":
+        return x.scatter_add(dim, index, args[3] * inside)
     kept = x.gather(dim, index)
+    if op == "aten.scatter.src":
+        return x.scatter(dim, index, torch.where(inside, args[3], kept))
     return x.scatter(dim, index, torch.where(inside, torch.full_like(kept, args[3]), kept))

@@ -32,6 +32,16 @@ def gather(signature: OpSignature) -> list[Row]:
     return rows + [(shard_code(d),) * 3 for d in same]
 
 
+@rule("aten.scatter_add.default", "aten.scatter.src")
+def scatter_tensor(signature: OpSignature) -> list[Row]:
+    """x, index, values -> x-shaped. The indexed dim sharded: foreign ids write nothing. Adding is linear in x and values."""
+    x, index, values = signature.operands
+    dim = signature.args[1] % len(x.shape)
+    rows: list[Row] = [(R, R, R, R), (P, P, R, P), (shard_code(dim), shard_code(dim), R, R)]
+    same = [d for d in range(len(x.shape)) if d != dim and x.shape[d] == index.shape[d] == values.shape[d]]
+    return rows + [(shard_code(d),) * 4 for d in same]
+
+
 @rule("aten.scatter.value")
 def scatter_value(signature: OpSignature) -> list[Row]:
     """x, index, number -> x-shaped. The indexed dim sharded: foreign ids write nothing."""
