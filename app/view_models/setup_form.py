@@ -1,0 +1,133 @@
+"""The Setup form: what the user typed -> what is planned, with every mistake named at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from planner import InputError, Mesh, ModelRequest, Plan, PlannerError, PlanRequest, check_batch, parse_bytes
+
+from app.view_models.status import budget_bytes
+
+T = TypeVar("T")
+OPTIMIZERS = ("adamw", "sgd", "none")
+PRECISIONS = ("bf16-mixed", "as-traced")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetupForm:
+    """The fields as typed. Empty text means the default: of the model for sizes, of the hardware for memory."""
+
+    model: str = "llama3-8b"
+    custom_model: str = ""
+    batch: str = ""
+    seq: str = ""
+    layers: str = ""
+    precision: str = "bf16-mixed"
+    mesh: str = "dp=8,tp=8"
+    hardware: str = "h100_sxm"
+    optimizer: str = "adamw"
+    memory: str = ""
+    time_limit: str = "60"
+
+    @property
+    def model_id(self) -> str:
+        return self.custom_model.strip() or self.model
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormResult:
+    """Either a request, or what is wrong: field name -> message with its hint."""
+
+    request: PlanRequest | None
+    errors: Mapping[str, str]
+
+
+def form_of(plan: Plan, memory_bytes: int | None, samples: tuple[str, ...]) -> SetupForm:
+    """The form that would ask for this plan again."""
+    request = plan.request
+    is_sample = request.model in samples
+    return SetupForm(
+        model=request.model if is_sample else (samples[0] if samples else ""),
+        custom_model="" if is_sample else request.model,
+        batch=_text(request.batch), seq=_text(request.seq), layers=_text(request.layers), precision=request.precision,
+        mesh=str(plan.mesh), hardware=plan.hardware_name, optimizer=plan.memory_policy.optimizer,
+        memory="" if memory_bytes is None else f"{memory_bytes / 2**30:g}GiB",
+    )  # fmt: skip
+
+
+def read(form: SetupForm) -> FormResult:
+    errors: dict[str, str] = {}
+    numbers = {name: _number(getattr(form, name), name, errors) for name in ("batch", "seq", "layers")}
+    mesh = _try(errors, "mesh", lambda: Mesh.parse(form.mesh))
+    memory = _try(errors, "memory", lambda: parse_bytes(form.memory)) if form.memory.strip() else None
+    limit = _seconds(form.time_limit, errors)
+    _check_model(form.model_id, errors)
+    if errors or mesh is None:
+        return FormResult(request=None, errors=errors)
+    request = PlanRequest(
+        model=ModelRequest(model=form.model_id, precision=form.precision, **numbers),
+        mesh=mesh, hardware=form.hardware, memory_bytes=memory, optimizer=form.optimizer, time_limit_s=limit,
+    )  # fmt: skip
+    if _try(errors, "batch", lambda: check_batch(request) or True) is None:
+        return FormResult(request=None, errors=errors)
+    return FormResult(request=request, errors={})
+
+
+def stages_to_run(request: PlanRequest, open_plan: Plan | None) -> tuple[str, ...]:
+    """Which stages the button will run; the trace is kept if the model and its sizes are those that are open."""
+    keep = open_plan is not None and open_plan.request == request.sized_model
+    later = ("strategies and prices", "solve")
+    return later if keep else ("trace", *later)
+
+
+def budget_text(plan: Plan) -> str:
+    budget = budget_bytes(plan)
+    return "none" if budget is None else f"{budget / 2**30:.1f} GiB"
+
+
+def _text(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def _number(text: str, name: str, errors: dict[str, str]) -> int | None:
+    if not text.strip():
+        return None
+    if not re.fullmatch(r"\s*\d{1,9}\s*", text) or int(text) < 1:
+        errors[name] = f"{text.strip()!r} is not a whole number from 1 up. Leave it empty for the default of the model."
+        return None
+    return int(text)
+
+
+def _seconds(text: str, errors: dict[str, str]) -> float:
+    if not re.fullmatch(r"\s*\d{1,6}(\.\d+)?\s*", text) or float(text) <= 0:
+        errors["time_limit"] = f"{text.strip()!r} is not a number of seconds over 0."
+        return 60.0
+    return float(text)
+
+
+def _check_model(model: str, errors: dict[str, str]) -> None:
+    """The planner checks names; a path that leads nowhere is said before a worker starts."""
+    path, _, factory = model.rpartition(":")
+    if path.endswith(".py") or model.endswith(".py"):
+        if not factory or model.endswith(".py"):
+            errors["custom_model"] = f"{model!r} names no factory. Write file.py:factory, where factory() returns the model."
+        elif not Path(path).expanduser().is_file():
+            errors["custom_model"] = f"There is no file {path}. Write a path on this machine: file.py:factory."
+
+
+def _try(errors: dict[str, str], field: str, work: Callable[[], T]) -> T | None:
+    try:
+        return work()
+    except InputError as error:
+        errors[field] = describe(error)
+        return None
+
+
+def describe(error: PlannerError) -> str:
+    """Message and hint as two sentences."""
+    message = error.message[:1].upper() + error.message[1:]
+    return f"{message}. {error.hint}" if error.hint else f"{message}."

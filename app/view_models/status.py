@@ -1,0 +1,124 @@
+"""The status strip: does it fit, is it proved, how long is a step, what does it communicate; each with its difference from the base."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner import MemoryBudget, Plan
+
+from app.view_models.pins import Pins, num_changed
+
+GIB, GB = 2**30, 10**9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantity:
+    """A number that can be drawn: with its unit and where it comes from.
+
+    Attributes:
+        delta: difference from the base plan in the same unit, None without a base.
+    """
+
+    label: str
+    value: float
+    unit: str
+    source: str
+    delta: float | None = None
+    digits: int = 1
+
+    @property
+    def text(self) -> str:
+        return f"{self.value:,.{self.digits}f} {self.unit}"
+
+    @property
+    def delta_text(self) -> str:
+        """`▲ +1.2` or `▼ -0.3`, "" if there is no difference worth a digit."""
+        if self.delta is None or round(self.delta, self.digits) == 0:
+            return ""
+        return f"{'▲ +' if self.delta > 0 else '▼ -'}{abs(self.delta):,.{self.digits}f}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strip:
+    """`verdict` and `state` with a tone (`good`, `bad`, `plain`) that only repeats what the text says."""
+
+    title: str
+    base: str
+    verdict: str
+    verdict_tone: str
+    state: str
+    state_tone: str
+    quantities: tuple[Quantity, ...]
+
+
+def budget_bytes(plan: Plan) -> int | None:
+    return next((c.num_bytes for c in plan.constraints if isinstance(c, MemoryBudget)), None)
+
+
+def verdict(plan: Plan) -> tuple[str, str]:
+    budget = budget_bytes(plan)
+    if budget is None:
+        return "no memory limit", "plain"
+    free = budget - plan.memory.peak_bytes
+    if free < 0:
+        return f"{-free / GIB:.1f} GiB over", "bad"
+    return f"fits, {free / GIB:.1f} GiB free", "good"
+
+
+def state(plan: Plan, pins: Pins, *, infeasible: bool) -> tuple[str, str]:
+    if infeasible:
+        return "infeasible with the pins now; last good plan shown", "bad"
+    changed = num_changed(pins, plan)
+    if changed:
+        return f"stale: {changed} {'pin' if changed == 1 else 'pins'} changed", "bad"
+    if plan.report.status == "optimal":
+        return "optimal", "good"
+    return f"within {100 * plan.report.gap:.2g} %", "plain"
+
+
+def strip(plan: Plan, base: Plan | None, pins: Pins, *, infeasible: bool = False) -> Strip:
+    verdict_text, verdict_tone = verdict(plan)
+    state_text, state_tone = state(plan, pins, infeasible=infeasible)
+    return Strip(
+        title=f"{plan.request.model} / plan {plan.plan_id[:7]}",
+        base=f"base plan {base.plan_id[:7]}" if base else "",
+        verdict=verdict_text, verdict_tone=verdict_tone, state=state_text, state_tone=state_tone,
+        quantities=(*_times(plan, base), _peak(plan, base), *_volumes(plan, base)),
+    )  # fmt: skip
+
+
+def _times(plan: Plan, base: Plan | None) -> tuple[Quantity, ...]:
+    source = f"predicted by the cost model on {plan.hardware_name}"
+    rows = (
+        ("step", "objective_us", f"{source}; serial, no overlap: computation and communication one after the other"),
+        ("compute", "compute_us", f"{source}: sum over the local kernels"),
+        ("comm", "comm_us", f"{source}: sum over the redistributions, local slices and copies included"),
+    )
+    return tuple(
+        Quantity(
+            label=label, value=getattr(plan, name) / 1000, unit="ms", source=text,
+            delta=(getattr(plan, name) - getattr(base, name)) / 1000 if base else None,
+        )
+        for label, name, text in rows
+    )  # fmt: skip
+
+
+def _peak(plan: Plan, base: Plan | None) -> Quantity:
+    return Quantity(
+        label="peak memory", value=plan.memory.peak_bytes / GIB, unit="GiB",
+        source="predicted per device: parameters, gradients, optimizer state, saved activations; no temporaries, no reserve",
+        delta=(plan.memory.peak_bytes - base.memory.peak_bytes) / GIB if base else None,
+    )  # fmt: skip
+
+
+def _volumes(plan: Plan, base: Plan | None) -> tuple[Quantity, ...]:
+    now = {axis: sum(kinds.values()) for axis, kinds in plan.comm_bytes.items()}
+    before = {axis: sum(kinds.values()) for axis, kinds in base.comm_bytes.items()} if base else {}
+    return tuple(
+        Quantity(
+            label=axis, value=now.get(axis, 0) / GB, unit="GB", digits=2,
+            source=f"full bytes of all collectives over {axis}, one step, one rank (GB = 10⁹)",
+            delta=(now.get(axis, 0) - before.get(axis, 0)) / GB if base else None,
+        )
+        for axis in sorted({*now, *before})
+    )  # fmt: skip
