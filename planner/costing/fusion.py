@@ -1,8 +1,9 @@
 """Which tensors pointwise kernels really read and write, when a compiler fuses neighbours. From the graph alone.
 
 Neighbouring pointwise and reduction ops of one phase with no matmul, attention or other kernel of its own between them form
-one group. Per group each distinct outside tensor is read once (charged to its first reader), each tensor that somebody outside
-needs is written once, and one kernel is launched (charged to the first member). Tensors inside a group are free.
+one group; neighbours are producer and consumer, or two of one shape that read the same tensor. Per group each distinct outside
+tensor is read once (charged to its first reader), each tensor that somebody outside needs is written once, and one kernel is
+launched (charged to the first member). Tensors inside a group are free.
 
 The grouping does not depend on the plan: a redistribution inside a group would split it and pay twice. So this is a lower
 bound on what a compiled program moves, and it keeps the objective linear.
@@ -24,10 +25,14 @@ TABLE_OPERAND = {
 }
 """Ops that read as many bytes of this operand as they write, not the whole of it."""
 
-OWN_KERNEL = frozenset({
-    "aten.embedding_dense_backward.default", "aten.index_put.default", "aten.scatter_add.default", "aten.index_add.default",
-    "aten.sort.default", "aten.topk.default", "aten.cumsum.default",
+UPDATE_OPS = frozenset({
+    "aten.scatter_add.default", "aten.index_add.default", "aten.index_put.default", "aten.scatter.src", "aten.scatter.value",
 })  # fmt: skip
+"""Ops that change some elements of operand 0, in place: they read and write as much as their last operand holds."""
+
+OWN_KERNEL = UPDATE_OPS | {
+    "aten.embedding_dense_backward.default", "aten.sort.default", "aten.topk.default", "aten.cumsum.default",
+}  # fmt: skip
 """Ops priced by their bytes that a compiler does not fuse with their neighbours."""
 
 PART_VIEWS = frozenset({"aten.slice.Tensor", "aten.select.int"})
@@ -66,20 +71,21 @@ def fused_traffic(space: StrategySpace) -> tuple[Traffic, ...]:
         if roles[index] not in ("fused", "own"):
             found.append(NO_TRAFFIC)
             continue
-        table = TABLE_OPERAND.get(node.op)
-        reads, extra = [], 0
+        charged = []
         for slot in slots[index]:
             ref = node.operands[slot]
-            root = sources.root(ref)
-            inside = groups[root.node] == groups[index]
             key = (groups[index], sources.identity(ref))
-            charged = not inside and key not in seen
+            charged.append(groups[sources.root(ref).node] != groups[index] and key not in seen)
             seen.add(key)
-            extra += charged and slot == table
-            reads.append(sources.share(ref) if charged and slot != table else 0.0)
-        kept = [float(TensorRef(index, output) in outside) for output in range(len(node.outputs))]
-        writes = tuple(k + (extra if o == 0 else 0) for o, k in enumerate(kept))
-        found.append(Traffic(tuple(reads), writes, int(groups[index] not in launched)))
+        reads = [sources.share(node.operands[slot]) * c for slot, c in zip(slots[index], charged, strict=True)]
+        writes = [float(TensorRef(index, output) in outside) for output in range(len(node.outputs))]
+        if node.op in TABLE_OPERAND and charged[TABLE_OPERAND[node.op]]:
+            reads[TABLE_OPERAND[node.op]] = 0.0
+            writes[0] += 1
+        elif node.op in UPDATE_OPS:
+            reads = [0.0, *reads[1:-1], 2.0]
+            writes[0] = 0.0
+        found.append(Traffic(tuple(reads), tuple(writes), int(groups[index] not in launched)))
         launched.add(groups[index])
     return tuple(found)
 
@@ -116,10 +122,11 @@ class _Sources:
 
 
 def _levels(graph: JointGraph, roles: Sequence[str], slots: Sequence[tuple[int, ...]]) -> list[int]:
-    """Number of kernels of their own on the longest way to each node.
+    """Number of kernels of their own on the longest way to each node inside its phase.
 
-    Nodes with no such kernel before them (casts of parameters, masks, rotary tables) may run any time: they get the level of
-    their earliest user. Two nodes of one level have no such kernel on any way between them, so merging them makes no cycle.
+    Nodes with no such kernel before them (casts of parameters, masks, rotary tables, derivatives that need only saved tensors)
+    may run any time in their phase: they get the level of their earliest user. Two nodes of one level and phase have no such
+    kernel on any way between them, so merging them makes no cycle.
     """
     level = [0] * len(graph.nodes)
     early = [True] * len(graph.nodes)
@@ -127,16 +134,17 @@ def _levels(graph: JointGraph, roles: Sequence[str], slots: Sequence[tuple[int, 
         early[index] = roles[index] in ("fused", "view", "leaf")
         for slot in slots[index]:
             producer = node.operands[slot].node
-            own = roles[producer] in ("own", "barrier")
-            level[index] = max(level[index], level[producer] + own)
-            early[index] &= early[producer] and not own
+            if graph.nodes[producer].phase == node.phase:
+                own = roles[producer] in ("own", "barrier")
+                level[index] = max(level[index], level[producer] + own)
+                early[index] &= early[producer] and not own
     for index in range(len(graph.nodes) - 1, -1, -1):
         if early[index] and roles[index] in ("fused", "view"):
             of_users = [
                 level[user]
                 for output in range(len(graph.nodes[index].outputs))
                 for user, slot in graph.users.get(TensorRef(index, output), ())
-                if slot in slots[user]
+                if slot in slots[user] and graph.nodes[user].phase == graph.nodes[index].phase
             ]
             level[index] = min(of_users, default=level[index])
     return level
@@ -153,15 +161,23 @@ def _groups(graph: JointGraph, roles: Sequence[str], slots: Sequence[tuple[int, 
             index = parent[index]
         return index
 
+    def merge(one: int, other: int) -> None:
+        first, second = sorted((find(one), find(other)))
+        parent[second] = first
+
+    readers: dict[tuple[object, ...], int] = {}
     for index, node in enumerate(graph.nodes):
         if roles[index] != "fused":
             continue
         for slot in slots[index]:
-            producer = sources.root(node.operands[slot]).node
-            same_place = level[producer] == level[index] and graph.nodes[producer].phase == node.phase
-            if roles[producer] == "fused" and same_place:
-                first, second = sorted((find(producer), find(index)))
-                parent[second] = first
+            if TABLE_OPERAND.get(node.op) == slot:  # a table looked up by index is there in full before
+                continue
+            ref = node.operands[slot]
+            producer = sources.root(ref).node
+            if roles[producer] == "fused" and level[producer] == level[index] and graph.nodes[producer].phase == node.phase:
+                merge(producer, index)
+            shape = next((meta.shape for meta in node.outputs if meta is not None), ())
+            merge(readers.setdefault((node.phase, level[index], sources.identity(ref), shape), index), index)
     return [find(index) for index in range(len(graph.nodes))]
 
 
