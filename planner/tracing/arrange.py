@@ -11,12 +11,14 @@ from typing import Any
 
 from planner.graph import BACKWARD
 from planner.tracing.convert import Draft, JointDraft, Use
+from planner.tracing.recompute import recompute_cheap_activations
 
 
 def arrange(draft: JointDraft) -> None:
     merge_parameter_chains(draft)
     recompute_parameter_chains(draft)
     drop_dead(draft)
+    recompute_cheap_activations(draft)
     place_parameter_chains(draft)
     place_gradient_tails(draft)
     fill_modules(draft)
