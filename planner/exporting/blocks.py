@@ -1,0 +1,289 @@
+"""Blocks of a program as functions in text. Blocks with the same text share one function."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from planner.errors import ExportError
+from planner.exporting.lower import Block, Call, Move, Program, Value
+from planner.exporting.ops import Site, write_op
+from planner.exporting.symbols import Sizes
+from planner.graph import BACKWARD, FORWARD, JointGraph, Node, TensorRef, layer_of, without_layer
+from planner.placement import Placements, identifier, text
+
+LINE = 130
+_LAYER_PREFIX = re.compile(r"^.*?[A-Za-z_]\w*\.\d+\.")
+
+
+@dataclass(frozen=True)
+class Function:
+    """One function of the file: parameters and body, without its name."""
+
+    parameters: tuple[str, ...]
+    lines: tuple[str, ...]
+
+    def write(self, name: str) -> str:
+        head = call_lines(f"def {name}", self.parameters, ":")
+        return "\n".join([*head, *("    " + line for line in self.lines)])
+
+
+@dataclass
+class Layouts:
+    """Names of the layouts used in the file, in order of first use."""
+
+    names: dict[Placements, str] = field(default_factory=dict)
+    taken: frozenset[str] = frozenset()
+
+    def name(self, placements: Placements) -> str:
+        if placements not in self.names:
+            name = identifier(placements)
+            self.names[placements] = f"{name}_" if name in self.taken else name
+        return self.names[placements]
+
+
+def marks(placements: Placements) -> tuple[str, ...]:
+    """`("S0", "R")`: a layout as the exported file spells it."""
+    return tuple(identifier((one,)) for one in placements)
+
+
+@dataclass(frozen=True)
+class BlockWriter:
+    """Writes one block; `tiny` maps a node to the same node at tiny size (and its operands' shapes)."""
+
+    program: Program
+    tiny: TinyNodes
+    sizes: Sizes
+    layouts: Layouts
+
+    def function(self, block: Block) -> Function:
+        return _Writing(self, block).function()
+
+
+@dataclass(frozen=True)
+class TinyNodes:
+    """The graph at tiny size, looked up by the keys of the full one; layers beyond its depth repeat its layers."""
+
+    graph: JointGraph
+    tiny: JointGraph | None
+
+    def node(self, index: int) -> Node:
+        full = self.graph.nodes[index]
+        if self.tiny is None:
+            return full
+        found = self.tiny.node_by_key.get(full.key)
+        if found is None:
+            found = self.tiny.node_by_key.get(self._in_existing_layer(full.key))
+        if found is None or not _alike(full, self.tiny.nodes[found]):
+            raise ExportError(
+                f"the tiny version of the model has no counterpart of {full.key}",
+                hint="The tiny version must have the same structure as the full model, with the same number of layers.",
+            )
+        return self.tiny.nodes[found]
+
+    def _in_existing_layer(self, key: str) -> str:
+        assert self.tiny is not None
+        layer, layers = layer_of(key.split("/")[0].partition(":")[2] or key.split("/")[0]), self.tiny.layers
+        if layer is None or not layers:
+            return key
+        return key.replace(f".{layer}", f".{layers[layer % len(layers)]}", 1)
+
+    def shape(self, ref: TensorRef) -> tuple[int, ...]:
+        meta = self.node(ref.node).outputs[ref.output]
+        assert meta is not None
+        return meta.shape
+
+
+def _alike(full: Node, tiny: Node) -> bool:
+    return full.op == tiny.op and len(full.operands) == len(tiny.operands) and len(full.args) == len(tiny.args)
+
+
+@dataclass
+class _Writing:
+    """One block being written; thrown away afterwards."""
+
+    writer: BlockWriter
+    block: Block
+    names: dict[Value, str] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
+    lines: list[str] = field(default_factory=list)
+    module: str = ""
+
+    @property
+    def graph(self) -> JointGraph:
+        return self.writer.program.graph
+
+    def function(self) -> Function:
+        for value in self.block.inputs:
+            self.names[value] = self.fresh(self.input_name(value))
+        parameters = tuple(self.names.values())
+        for statement in self.block.statements:
+            if isinstance(statement, Move):
+                self.move(statement)
+            else:
+                self.call(statement)
+        second = self.block.saved if self.block.key.phase == FORWARD else [value for _, value in self.block.gradients]
+        self.lines += return_lines([self.names[v] for v in self.block.live], [self.names[v] for v in second])
+        return Function(parameters, tuple(self.lines))
+
+    def fresh(self, base: str) -> str:
+        """A variable name that nothing else uses."""
+        clean = re.sub(r"\W", "_", base).lower().strip("_") or "x"
+        if clean[0].isdigit() or keyword.iskeyword(clean) or hasattr(builtins, clean) or clean in _RESERVED:
+            clean = f"{clean}_" if not clean[0].isdigit() else f"x{clean}"
+        name, count = clean, 1
+        while name in self.taken:
+            count += 1
+            name = f"{clean}_{count}"
+        self.taken.add(name)
+        return name
+
+    def input_name(self, value: Value) -> str:
+        node = self.graph.nodes[value.ref.node]
+        if node.kind in ("param", "buffer"):
+            path = node.key.partition(":")[2].removesuffix(".weight")
+            return _LAYER_PREFIX.sub("", path) if self.in_layers else path
+        if node.kind == "tangent":
+            return "dloss"
+        if node.kind == "input":
+            return node.key.partition(":")[2]
+        return output_name(node, value.ref.output)
+
+    @property
+    def in_layers(self) -> bool:
+        return 0 <= self.block.key.index < self.writer.program.num_layers
+
+    def move(self, move: Move) -> None:
+        program = self.writer.program
+        redistribution = program.plan.redistributions[move.number]
+        chain = [redistribution.source, *(step.target for step in redistribution.steps)]
+        source = self.names[move.source]
+        base = re.sub(r"__[a-z0-9_]+$", "", source)
+        name = self.fresh(f"{base}__{identifier(redistribution.target).lower()}")
+        self.names[move.result] = name
+        layouts = [self.writer.layouts.name(placements) for placements in chain]
+        self.lines.append(f"{name} = redistribute({', '.join([source, *layouts])})")
+
+    def call(self, call: Call) -> None:
+        node, tiny = self.graph.nodes[call.node], self.writer.tiny.node(call.node)
+        self.comment(node)
+        choice = self.writer.program.plan.choices[node.key]
+        site = Site(
+            node=node,
+            tiny=tiny,
+            inputs=tuple(self.graph.meta(ref) for ref in node.operands),
+            tiny_inputs=tuple(self.tiny_meta(call.node, slot) for slot in range(len(node.operands))),
+            choice=choice,
+            names=tuple(None if value is None else self.names[value] for value in call.operands),
+            sizes=self.writer.sizes,
+            layout=self.writer.layouts.name,
+        )
+        written = write_op(site)
+        targets = []
+        for output, meta in enumerate(node.outputs):
+            name = "_" if meta is None else self.fresh(output_name(node, output))
+            targets.append(name)
+            self.names[Value(TensorRef(call.node, output))] = name
+        comment = ", ".join("-" if p is None else self.writer.layouts.name(p) for p in choice.outputs)
+        self.lines += assignment_lines(", ".join(targets), written, comment)
+
+    def tiny_meta(self, node: int, slot: int) -> TensorMetaLike:
+        return TensorMetaLike(self.writer.tiny.shape(self.graph.nodes[node].operands[slot]))
+
+    def comment(self, node: Node) -> None:
+        """The module path where it changes, as the layers have it in common."""
+        module = without_layer(node.module)
+        if module and module != self.module:
+            self.lines.append(f"# {module}")
+            self.module = module
+
+
+@dataclass(frozen=True)
+class TensorMetaLike:
+    """Only a shape: what an op's text needs to know of a tensor at tiny size."""
+
+    shape: tuple[int, ...]
+
+
+_RESERVED = frozenset({
+    "torch", "aten", "dist", "nn", "math", "os", "sys", "json", "time", "hashlib", "threading", "local", "move", "piece", "even",
+    "split", "join", "redistribute", "sdpa_fwd", "sdpa_bwd", "own_index", "batch", "cut", "check", "train", "main", "start",
+    "shard_dim", "local_shape", "initial", "configure", "arguments", "parameters", "compare", "log",
+})  # fmt: skip
+"""Names of the file that a variable of a block must not hide."""
+
+_ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+
+
+def output_name(node: Node, output: int) -> str:
+    """What a reader would call a result: a linear by its module, others by their op."""
+    if node.op == _ATTENTION:
+        return ("attention", "logsumexp")[output]
+    if node.op.startswith(_ATTENTION.removesuffix(".default") + "_backward"):
+        return ("dq", "dk", "dv")[output]
+    last = node.module.rpartition(".")[2]
+    if node.op == "planner.einsum.default" and last:
+        if node.phase == FORWARD:
+            return last
+        return f"d_{last}_weight" if "weight" in node.name else f"d_{last}"
+    if node.name == "cast" and last and node.operands:
+        return f"{last}_low" if node.outputs[0] is not None and node.outputs[0].dtype == "bfloat16" else f"{last}_fp32"
+    return node.name if len(node.outputs) == 1 else f"{node.name}_{output}"
+
+
+# ---- lines ----------------------------------------------------------------------------------------------------------
+def wrapped(items: Iterable[str], indent: str, width: int = LINE) -> list[str]:
+    """Comma-separated items over as many lines as needed, each ending in a comma."""
+    lines, current = [], indent
+    for item in items:
+        piece = f"{item}, " if current != indent else f"{item}, "
+        if len(current) + len(piece) > width and current != indent:
+            lines.append(current.rstrip())
+            current = indent
+        current += piece
+    if current != indent:
+        lines.append(current.rstrip())
+    return lines
+
+
+def call_lines(function: str, arguments: Iterable[str], end: str = "", indent: str = "") -> list[str]:
+    arguments = list(arguments)
+    one = f"{indent}{function}({', '.join(arguments)}){end}"
+    if len(one) <= LINE:
+        return [one]
+    return [f"{indent}{function}(", *wrapped(arguments, indent + "    "), f"{indent}){end}"]
+
+
+def assignment_lines(target: str, written: str, comment: str) -> list[str]:
+    one = f"{target} = {written}"
+    if len(one) + len(comment) + 8 <= LINE:
+        return [f"{one}  # {comment}"]
+    if len(one) + 4 <= LINE:
+        return [f"# {comment}:", one]
+    return [f"{target} = (  # {comment}", f"    {written}", ")"]
+
+
+def return_lines(live: list[str], second: list[str]) -> list[str]:
+    one = f"return {tuple_text(live)}, {tuple_text(second)}"
+    if len(one) + 4 <= LINE:
+        return [one]
+    return ["return (", *wrapped([tuple_text(live)], "    "), "    (", *wrapped(second, "        ", LINE - 4), "    ),", ")"]
+
+
+def tuple_text(items: list[str]) -> str:
+    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+
+
+def layout_lines(layouts: Layouts) -> list[str]:
+    return [f"{name} = {marks(placements)!r}" for placements, name in layouts.names.items()]
+
+
+def describe(placements: Placements | None) -> str:
+    return "-" if placements is None else text(placements)
+
+
+Namer = Callable[[Placements], str]
+_ = BACKWARD

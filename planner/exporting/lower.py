@@ -1,0 +1,419 @@
+"""A plan as a program: blocks of calls and placement changes, in execution order, each change exactly once.
+
+Blocks are: what runs before the repeated layers, each layer, what runs after them; once for the forward and once for the
+backward pass. A placement change belongs to the block of the use that reads its result; if blocks differ, to the block that
+makes the tensor, or to the first block of the phase when the tensor comes from outside it. So it is carried out exactly once,
+as planned and priced, and layers stay alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from planner.errors import ExportError
+from planner.graph import BACKWARD, FORWARD, JointGraph, Node, Parameter, TensorRef, layer_of
+from planner.placement import Placements, text
+from planner.plan import Choice, Plan, Redistribution
+
+GRADIENT_SLOT = -1
+"""Operand slot under which a plan lists `stored as the gradient of this parameter`."""
+
+
+class Value(NamedTuple):
+    """A tensor in one layout: as its producer made it, or as redistribution number `moved` of the plan left it."""
+
+    ref: TensorRef
+    moved: int | None = None
+
+
+class BlockKey(NamedTuple):
+    """Phase and number: -1 before the layers, 0.. the layers, `num_layers` after them."""
+
+    phase: str
+    index: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """Run one op of the graph on these values (None: an operand that the op does not read)."""
+
+    node: int
+    operands: tuple[Value | None, ...]
+
+
+@dataclass(frozen=True)
+class Move:
+    """Carry out redistribution number `number` of the plan on `source`; the result is `Value(source.ref, number)`."""
+
+    number: int
+    source: Value
+
+    @property
+    def result(self) -> Value:
+        return Value(self.source.ref, self.number)
+
+
+Statement = Call | Move
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One stretch of the program.
+
+    Attributes:
+        live: values that later blocks of the same phase read (forward: or the caller, as the loss).
+        saved: tensors as produced that the backward pass reads (forward blocks only).
+        gradients: parameter node -> the value stored as its gradient (backward blocks only).
+    """
+
+    key: BlockKey
+    statements: tuple[Statement, ...]
+    inputs: tuple[Value, ...]
+    live: tuple[Value, ...]
+    saved: tuple[Value, ...]
+    gradients: tuple[tuple[int, Value], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    plan: Plan
+    graph: JointGraph
+    num_layers: int
+    blocks: tuple[Block, ...]
+    loss: Value
+
+    def placements(self, value: Value) -> Placements:
+        return placements_of(self.plan, self.graph, value)
+
+
+def placements_of(plan: Plan, graph: JointGraph, value: Value) -> Placements:
+    if value.moved is not None:
+        return plan.redistributions[value.moved].target
+    found = plan.choices[graph.nodes[value.ref.node].key].outputs[value.ref.output]
+    assert found is not None, f"{graph.nodes[value.ref.node].key} has no output {value.ref.output}"
+    return found
+
+
+def lower(plan: Plan, graph: JointGraph) -> Program:
+    """Raises ExportError if the plan does not fit the graph, or its layouts do not meet."""
+    if plan.structure_fingerprint != graph.structure_fingerprint:
+        raise ExportError(
+            "the plan belongs to another model than the graph it is exported with",
+            hint="Trace the model that the plan names, with the same number of layers.",
+        )
+    return _Lowering(plan, graph).program()
+
+
+@dataclass
+class _Lowering:
+    """Builds one program; thrown away afterwards."""
+
+    plan: Plan
+    graph: JointGraph
+    num_layers: int = 0
+    home: dict[int, BlockKey] = field(default_factory=dict)
+    """op or output node -> block"""
+    uses: dict[tuple[int, int], Value] = field(default_factory=dict)
+    """(consumer node, operand slot) -> the value it reads; gradients are stored under (parameter node, -1)"""
+    moves: dict[int, Move] = field(default_factory=dict)
+    move_home: dict[int, BlockKey] = field(default_factory=dict)
+
+    def program(self) -> Program:
+        self.num_layers = 1 + max((layer for layer in self.graph.layers), default=-1)
+        self.home = assign_blocks(self.graph, self.num_layers)
+        self._read_redistributions()
+        self._check_layouts()
+        self._place_moves()
+        order = self._ordered_nodes()
+        drafts = {key: self._statements(key, nodes) for key, nodes in order.items()}
+        reads = {key: _reads(statements) for key, statements in drafts.items()}
+        blocks = tuple(self._block(key, statements, reads) for key, statements in drafts.items())
+        return Program(
+            plan=self.plan, graph=self.graph, num_layers=self.num_layers, blocks=blocks, loss=self._operand(self._loss_node(), 0)
+        )  # fmt: skip
+
+    # ---- uses and moves ---------------------------------------------------------------------------------------------
+    def _read_redistributions(self) -> None:
+        """Who reads what: shared redistributions first, private ones start from them."""
+        shared: dict[tuple[TensorRef, str], int] = {}
+        numbered = list(enumerate(self.plan.redistributions))
+        for number, r in sorted(numbered, key=lambda pair: not pair[1].shared):
+            ref = self._tensor(r)
+            if r.shared:
+                if (ref, r.phase) in shared:
+                    raise ExportError(f"the plan shares two layouts of {r.tensor[0]} in {r.phase}", hint="Plan again.")
+                shared[ref, r.phase] = number
+                source = Value(ref)
+            else:
+                source = Value(ref, shared.get((ref, r.phase)))
+            self.moves[number] = Move(number, source)
+            if placements_of(self.plan, self.graph, source) != r.source:
+                raise ExportError(
+                    f"a redistribution of {r.tensor[0]} starts from {text(r.source)}, but the tensor is "
+                    f"{text(placements_of(self.plan, self.graph, source))} there",
+                    hint="The plan file is inconsistent; plan again.",
+                )
+            for consumer in r.consumers:
+                self.uses[self._use(*consumer)] = Value(ref, number)
+
+    def _tensor(self, r: Redistribution) -> TensorRef:
+        return TensorRef(self._node(r.tensor[0]), r.tensor[1])
+
+    def _node(self, key: str) -> int:
+        if key not in self.graph.node_by_key:
+            raise ExportError(f"the plan names {key!r}, which the model does not have", hint="Plan the model again.")
+        return self.graph.node_by_key[key]
+
+    def _use(self, key: str, slot: int) -> tuple[int, int]:
+        return self._node(key), slot
+
+    def _operand(self, node: int, slot: int) -> Value:
+        """The value read by a use: what a redistribution brings there, or the tensor as produced."""
+        if slot == GRADIENT_SLOT:
+            gradient = self.graph.parameter_of_node[node].gradient
+            assert gradient is not None
+            return self.uses.get((node, slot), Value(gradient))
+        return self.uses.get((node, slot), Value(self.graph.nodes[node].operands[slot]))
+
+    def _check_layouts(self) -> None:
+        """Every use reads the layout that its consumer's strategy requires."""
+        for node, slot, wanted in self._all_uses():
+            value = self._operand(node, slot)
+            got = placements_of(self.plan, self.graph, value)
+            if got != wanted:
+                raise ExportError(
+                    f"{self.graph.nodes[node].key} needs operand {slot} as {text(wanted)}, the plan brings it as {text(got)}",
+                    hint="The plan file is inconsistent; plan again.",
+                )
+
+    def _all_uses(self) -> Iterator[tuple[int, int, Placements]]:
+        """(consumer, slot, required placements) of every use that reads data."""
+        for index, node in enumerate(self.graph.nodes):
+            if node.kind in ("op", "output"):
+                for slot, wanted in enumerate(self._choice(node).operands):
+                    if wanted is not None:
+                        yield index, slot, wanted
+        for parameter in self._trained():
+            stored = self._choice(self.graph.nodes[parameter.node]).outputs[0]
+            assert stored is not None
+            yield parameter.node, GRADIENT_SLOT, stored
+
+    def _choice(self, node: Node) -> Choice:
+        if node.key not in self.plan.choices:
+            raise ExportError(f"the plan makes no choice for {node.key}", hint="Plan the model again.")
+        return self.plan.choices[node.key]
+
+    def _trained(self) -> Iterator[Parameter]:
+        return (parameter for parameter in self.graph.parameters if parameter.gradient is not None)
+
+    def _use_home(self, node: int, slot: int) -> BlockKey:
+        """Block in which a use happens. A gradient is stored where it is made."""
+        if slot != GRADIENT_SLOT:
+            return self.home[node]
+        gradient = self.graph.parameter_of_node[node].gradient
+        assert gradient is not None
+        return self.home[gradient.node]
+
+    def _place_moves(self) -> None:
+        readers: dict[int, set[BlockKey]] = {number: set() for number in self.moves}
+        for number, r in enumerate(self.plan.redistributions):
+            homes = {self._use_home(*self._use(*consumer)) for consumer in r.consumers}
+            readers[number] |= homes
+            source = self.moves[number].source.moved
+            if source is not None:
+                readers[source] |= homes
+        for number, homes in readers.items():
+            phase = self.plan.redistributions[number].phase
+            producer = self.home.get(self.moves[number].source.ref.node)
+            if not homes or any(home.phase != phase for home in homes):
+                key = self.plan.redistributions[number].tensor[0]
+                raise ExportError(f"a redistribution of {key} is read in another phase than its own", hint="Plan again.")
+            if len(homes) == 1:
+                (self.move_home[number],) = homes
+            elif producer is not None and producer.phase == phase:
+                self.move_home[number] = producer
+            else:
+                first = min((self._rank(key) for key in self.home.values() if key.phase == phase))
+                self.move_home[number] = first[1]
+
+    def _rank(self, key: BlockKey) -> tuple[int, BlockKey]:
+        return _position(key), key
+
+    # ---- statements -------------------------------------------------------------------------------------------------
+    def _ordered_nodes(self) -> dict[BlockKey, list[int]]:
+        """Blocks in execution order, each with its nodes in topological order."""
+        nodes = sorted(self.home, key=lambda n: (self.home[n].phase == BACKWARD, _position(self.home[n]), n))
+        order: dict[BlockKey, list[int]] = {}
+        for node in nodes:
+            order.setdefault(self.home[node], []).append(node)
+        return order
+
+    def _statements(self, key: BlockKey, nodes: list[int]) -> tuple[Statement, ...]:
+        statements: list[Statement] = []
+        done: set[int] = set()
+        inside = set(nodes)
+        eager: dict[int | None, list[int]] = {}
+        for number, home in self.move_home.items():
+            if home == key and self._is_eager(number):
+                producer = self.moves[number].source.ref.node
+                eager.setdefault(producer if producer in inside else None, []).append(number)
+
+        def bring(value: Value) -> None:
+            """Emit the move that makes `value`, if it belongs to this block and is not there yet."""
+            number = value.moved
+            if number is None or number in done or self.move_home[number] != key:
+                return
+            done.add(number)
+            bring(self.moves[number].source)
+            statements.append(self.moves[number])
+
+        for number in eager.get(None, []):
+            bring(self.moves[number].result)
+        for node in nodes:
+            operands = self._call_operands(node)
+            for operand in operands:
+                if operand is not None:
+                    bring(operand)
+            if self.graph.nodes[node].is_op:
+                statements.append(Call(node, operands))
+            for number in eager.get(node, []):
+                bring(self.moves[number].result)
+        return tuple(statements)
+
+    def _is_eager(self, number: int) -> bool:
+        """Moves for other blocks, and gradients on their way to be stored: right where the tensor is made."""
+        consumers = self.plan.redistributions[number].consumers
+        stored = bool(consumers) and all(slot == GRADIENT_SLOT for _, slot in consumers)
+        elsewhere = any(self._use_home(*self._use(*c)) != self.move_home[number] for c in consumers)
+        return stored or elsewhere or (not consumers)
+
+    def _call_operands(self, node: int) -> tuple[Value | None, ...]:
+        wanted = self._choice(self.graph.nodes[node]).operands
+        return tuple(None if want is None else self._operand(node, slot) for slot, want in enumerate(wanted))
+
+    # ---- borders ----------------------------------------------------------------------------------------------------
+    def _block(self, key: BlockKey, statements: tuple[Statement, ...], reads: dict[BlockKey, dict[Value, None]]) -> Block:
+        made = _made(self.graph, statements)
+        gradients = tuple(
+            (parameter.node, self._operand(parameter.node, GRADIENT_SLOT))
+            for parameter in self._trained()
+            if self._use_home(parameter.node, GRADIENT_SLOT) == key
+        )
+        later: set[Value] = set()
+        saved: set[Value] = set()
+        for other, values in reads.items():
+            if other != key:
+                (later if other.phase == key.phase else saved).update(v for v in values if v in made)
+        loss = self._operand(self._loss_node(), 0)
+        if loss in made:
+            later.add(loss)
+        stored = dict.fromkeys(value for _, value in gradients)
+        inputs = [value for value in (*reads[key], *stored) if value not in made]
+        assert key.phase == FORWARD or not saved, "a backward tensor is read in forward"
+        return Block(
+            key=key,
+            statements=statements,
+            inputs=tuple(dict.fromkeys(inputs)),
+            live=tuple(v for v in made if v in later),
+            saved=tuple(v for v in made if v in saved),
+            gradients=gradients,
+        )
+
+    def _loss_node(self) -> int:
+        return self._node("output:loss")
+
+
+def _made(graph: JointGraph, statements: tuple[Statement, ...]) -> dict[Value, None]:
+    made: dict[Value, None] = {}
+    for statement in statements:
+        if isinstance(statement, Move):
+            made[statement.result] = None
+        else:
+            for output, meta in enumerate(graph.nodes[statement.node].outputs):
+                if meta is not None:
+                    made[Value(TensorRef(statement.node, output))] = None
+    return made
+
+
+def _reads(statements: tuple[Statement, ...]) -> dict[Value, None]:
+    reads: dict[Value, None] = {}
+    for statement in statements:
+        if isinstance(statement, Move):
+            reads[statement.source] = None
+        else:
+            reads.update((value, None) for value in statement.operands if value is not None)
+    return reads
+
+
+def _position(key: BlockKey) -> int:
+    return key.index if key.phase == FORWARD else -key.index
+
+
+def assign_blocks(graph: JointGraph, num_layers: int) -> dict[int, BlockKey]:
+    """Op and output nodes -> block. No node is placed before a block that makes one of its operands."""
+    home: dict[int, BlockKey] = {}
+    for phase in (FORWARD, BACKWARD):
+        nodes = [n for n, node in enumerate(graph.nodes) if node.phase == phase and node.kind in ("op", "output")]
+        order = _Order(graph, phase, num_layers)
+        label = order.by_module(nodes)
+        order.follow_users(nodes, label)
+        order.respect_operands(nodes, label)
+        home.update({n: BlockKey(phase, label[n]) for n in nodes})
+    return home
+
+
+@dataclass(frozen=True)
+class _Order:
+    graph: JointGraph
+    phase: str
+    num_layers: int
+
+    @property
+    def direction(self) -> int:
+        return 1 if self.phase == FORWARD else -1
+
+    def by_module(self, nodes: list[int]) -> dict[int, int]:
+        """Layer of the node's module; outside the layers by position: before the first, after the last, else the current."""
+        layers = [layer_of(self.graph.nodes[n].module) for n in nodes]
+        inside = [at for at, layer in enumerate(layers) if layer is not None]
+        first, last = (inside[0], inside[-1]) if inside else (len(nodes), -1)
+        early, late = (-1, self.num_layers) if self.phase == FORWARD else (self.num_layers, -1)
+        label: dict[int, int] = {}
+        current = early
+        for at, (n, layer) in enumerate(zip(nodes, layers, strict=True)):
+            current = layer if layer is not None else early if at < first else late if at > last else current
+            label[n] = current
+        return label
+
+    def follow_users(self, nodes: list[int], label: dict[int, int]) -> None:
+        """Parameter-only chains without a layer of their own go to their first user, gradient-only chains to their producer."""
+        graph, inside = self.graph, set(nodes)
+        only_parameters: dict[int, bool] = {}
+        for n in nodes:
+            operands = graph.nodes[n].operands
+            only_parameters[n] = bool(operands) and all(
+                only_parameters.get(ref.node, graph.nodes[ref.node].kind == "param") for ref in operands
+            )
+        for n in reversed(nodes):
+            if only_parameters[n] and layer_of(graph.nodes[n].module) is None:
+                users = [
+                    label[user]
+                    for output in range(len(graph.nodes[n].outputs))
+                    for user, _ in graph.users.get(TensorRef(n, output), ())
+                    if user in inside
+                ]
+                if users:
+                    label[n] = min(users, key=lambda index: index * self.direction)
+        if self.phase == BACKWARD:
+            for n in nodes:
+                made = [label[ref.node] for ref in graph.nodes[n].operands if ref.node in inside]
+                if made and not graph.nodes[n].module and not only_parameters[n]:
+                    label[n] = max(made, key=lambda index: index * self.direction)
+
+    def respect_operands(self, nodes: list[int], label: dict[int, int]) -> None:
+        inside = set(nodes)
+        for n in nodes:
+            made = [label[ref.node] for ref in self.graph.nodes[n].operands if ref.node in inside]
+            label[n] = max([label[n], *made], key=lambda index: index * self.direction)
