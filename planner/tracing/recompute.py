@@ -18,14 +18,14 @@ from planner.graph import BACKWARD, VIEW_OPS
 from planner.tracing.convert import Draft, JointDraft, Use
 
 CHEAP_OPS = VIEW_OPS | {
-    "aten._to_copy.default", "aten.clone.default", "aten.cat.default", "aten.stack.default",
-    "aten.add.Tensor", "aten.add.Scalar", "aten.sub.Tensor", "aten.sub.Scalar", "aten.rsub.Scalar", "aten.mul.Tensor",
-    "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar", "aten.neg.default", "aten.abs.default", "aten.pow.Tensor_Scalar",
-    "aten.pow.Scalar", "aten.sqrt.default", "aten.rsqrt.default", "aten.reciprocal.default", "aten.exp.default",
-    "aten.log.default", "aten.sin.default", "aten.cos.default", "aten.tanh.default", "aten.erf.default", "aten.sigmoid.default", "aten.silu.default",
-    "aten.gelu.default", "aten.relu.default", "aten.where.self", "aten.maximum.default", "aten.minimum.default",
-    "aten.clamp.default", "aten.clamp_min.default", "aten.eq.Scalar", "aten.ne.Scalar", "aten.lt.Scalar", "aten.le.Scalar",
-    "aten.gt.Scalar", "aten.ge.Scalar",
+    "aten._to_copy.default", "aten.clone.default", "aten.cat.default", "aten.stack.default", "aten.add.Tensor",
+    "aten.add.Scalar", "aten.sub.Tensor", "aten.sub.Scalar", "aten.rsub.Scalar", "aten.mul.Tensor", "aten.mul.Scalar",
+    "aten.div.Tensor", "aten.div.Scalar", "aten.neg.default", "aten.abs.default", "aten.pow.Tensor_Scalar", "aten.pow.Scalar",
+    "aten.sqrt.default", "aten.rsqrt.default", "aten.reciprocal.default", "aten.exp.default", "aten.log.default",
+    "aten.sin.default", "aten.cos.default", "aten.tanh.default", "aten.erf.default", "aten.sigmoid.default",
+    "aten.silu.default", "aten.gelu.default", "aten.relu.default", "aten.where.self", "aten.maximum.default",
+    "aten.minimum.default", "aten.clamp.default", "aten.clamp_min.default", "aten.eq.Scalar", "aten.ne.Scalar",
+    "aten.lt.Scalar", "aten.le.Scalar", "aten.gt.Scalar", "aten.ge.Scalar",
 }  # fmt: skip
 """Pointwise ops, casts, views and copies: one pass over memory at most, no communication of their own."""
 
@@ -70,7 +70,7 @@ def _to_repeat(draft: JointDraft) -> set[Draft]:
 
 
 def _cheap(draft: JointDraft) -> set[Draft]:
-    """Cheap ops that depend on some data. A table made from nothing (positions, angles) is small, shared by all layers and kept."""
+    """Cheap ops that depend on data. A table made from nothing (positions, angles) is small and shared by all layers: kept."""
     leaves = set(draft.leaves)
     depends: set[Draft] = set()
     for node in draft.forward:
