@@ -1,0 +1,186 @@
+"""The everyday solver: message passing with a proven bound, several decodings, and mending of the best plan.
+
+When value and bound agree the plan is optimal and proved so. The state can be copied and restored, so a changed problem (a
+pin, another memory price) starts from where a similar one ended; bounds hold for any messages.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.solving import kernels
+from planner.solving.kernels import Messages
+from planner.solving.layout import Layout
+from planner.solving.problem import PairwiseProblem
+
+TOLERANCE = 1e-6
+"""Relative gap at which a plan counts as proved."""
+
+_SETTLED_US = 1e-9
+_MEND_ORDERS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A plan and a bound. `value_us` is `inf` (and `choice` meaningless) if no plan was found."""
+
+    choice: np.ndarray
+    value_us: float
+    bound_us: float
+    sweeps: int
+
+    @property
+    def proved(self) -> bool:
+        return self.value_us < np.inf and self.value_us - self.bound_us <= TOLERANCE * abs(self.value_us)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to try. `deadline` is a `time.monotonic()` value.
+
+    Attributes:
+        max_sweeps: whole sweeps at most.
+        patience: stop after this many rounds of sweeps that improve neither plan nor bound noticeably.
+        round_sweeps: sweeps between two mendings.
+        eps_us: messages that move less than this count as settled.
+        tolerance, enough_us: stop when the gap is within this part of the value, or below this many µs.
+    """
+
+    max_sweeps: int = 400
+    patience: int = 4
+    round_sweeps: int = 8
+    eps_us: float = _SETTLED_US
+    tolerance: float = TOLERANCE
+    enough_us: float = 0.0
+    deadline: float = np.inf
+    cancelled: Callable[[], bool] | None = None
+
+    def expired(self) -> bool:
+        return time.monotonic() > self.deadline or (self.cancelled is not None and self.cancelled())
+
+
+class MessagePassing:
+    """Messages and current prices of one problem. `cost_us` is `inf` for strategies that are ruled out at present; those
+    left must be arc consistent."""
+
+    def __init__(self, problem: PairwiseProblem) -> None:
+        self.problem = problem
+        self.layout: Layout = problem.layout
+        self.cost_us = problem.unary_us.copy()
+        nodes, entries, edges = self.layout.num_nodes, int(self.layout.message_at[-1]), self.layout.num_edges
+        self.messages = Messages(
+            np.zeros(entries), np.zeros(entries), np.zeros(nodes), np.zeros(edges), np.zeros(nodes, np.int64),
+            np.ones(nodes, np.bool_), np.ones(nodes, np.bool_), np.ones(nodes, np.bool_),
+        )  # fmt: skip
+
+    def save(self) -> tuple[np.ndarray, Messages]:
+        return self.cost_us.copy(), self.messages.copy()
+
+    def restore(self, saved: tuple[np.ndarray, Messages]) -> None:
+        self.cost_us[:] = saved[0]
+        self.messages.restore(saved[1])
+
+    def set_costs(self, cost_us: np.ndarray) -> None:
+        """Other prices per strategy (`inf` = ruled out): what depends on them becomes stale."""
+        differs = cost_us != self.cost_us
+        if not differs.any():
+            return
+        touched = np.logical_or.reduceat(differs, self.layout.first[:-1])
+        self.cost_us[:] = cost_us
+        for stale in (self.messages.stale_forward, self.messages.stale_backward, self.messages.stale_choice):
+            stale |= touched
+
+    def make_stale(self) -> None:
+        for stale in (self.messages.stale_forward, self.messages.stale_backward, self.messages.stale_choice):
+            stale[:] = True
+
+    def settle(self, active: np.ndarray, max_sweeps: int, eps_us: float) -> None:
+        """Pass messages among some nodes only: a good start near a change. Gives no bound."""
+        scratch = np.zeros(self.layout.num_nodes, np.int64)
+        penalty = self.penalty_us()
+        kernels.sweeps(
+            self.layout, self.cost_us, self.messages, active, False, max_sweeps, TOLERANCE, eps_us, penalty, scratch
+        )  # fmt: skip
+
+    def run(self, effort: Effort, start: np.ndarray | None = None) -> Outcome:
+        """Sweep, decode and mend until proved, stuck or out of time. `start` is a plan to begin with."""
+        lay, penalty = self.layout, self.penalty_us()
+        everyone = np.ones(lay.num_nodes, np.bool_)
+        best = np.zeros(lay.num_nodes, np.int64) if start is None else start.copy()
+        bound, done, stuck = -np.inf, 0, 0
+        found = np.zeros(lay.num_nodes, np.int64)
+        rng = np.random.default_rng(0)
+        value = np.inf
+        if start is not None:
+            kernels.mend(lay, self.cost_us, _orders(rng, lay.num_nodes), penalty, best)
+            value = kernels.value_of(lay, self.cost_us, best)
+        while done < effort.max_sweeps and not effort.expired():
+            count = min(effort.round_sweeps, effort.max_sweeps - done)
+            found_value, found_bound, swept = kernels.sweeps(
+                lay, self.cost_us, self.messages, everyone, True, count, effort.tolerance, effort.eps_us, penalty, found
+            )
+            done += swept
+            before = value, bound
+            bound = max(bound, found_bound)
+            if found_value < value:
+                best[:], value = found, found_value
+            if value - bound <= max(effort.tolerance * abs(value), effort.enough_us):
+                break
+            value = self._mend(best, value, penalty, rng)
+            if value - bound <= max(effort.tolerance * abs(value), effort.enough_us):
+                break
+            small = 1e-7 * abs(bound)
+            stuck = 0 if value < before[0] - small or bound > before[1] + small else stuck + 1
+            if stuck >= effort.patience or swept < count:
+                break
+        return Outcome(best, value, min(bound, value), done)
+
+    def _mend(self, best: np.ndarray, value: float, penalty: float, rng: np.random.Generator) -> float:
+        """Improve `best` in place: mend it, and mend two decodings of the present messages. -> its value"""
+        lay = self.layout
+        orders = _orders(rng, lay.num_nodes)
+        backward = self.messages.choice.copy()
+        kernels.decode_backward(lay, self.cost_us, self.messages, penalty, backward)
+        for candidate in (best.copy() if value < np.inf else None, self.messages.choice.copy(), backward):
+            if candidate is not None:
+                kernels.mend(lay, self.cost_us, orders, penalty, candidate)
+                mended = kernels.value_of(lay, self.cost_us, candidate)
+                if mended < value:
+                    best[:], value = candidate, mended
+        return value
+
+    def reduced_costs(self) -> np.ndarray:
+        """float64, flat: how much above the bound of the last whole sweep any plan with the strategy is, at least."""
+        out = np.zeros(len(self.cost_us))
+        kernels.reduced_costs(self.layout, self.cost_us, self.messages, out)
+        return out
+
+    def bound_now(self) -> float:
+        """The bound of the last whole sweep, to which the reduced costs belong."""
+        return float(self.messages.node_low.sum() + self.messages.edge_low.sum())
+
+    def penalty_us(self) -> float:
+        """A price above that of any sensible plan, used only to compare plans with impossible pairs in decoding."""
+        finite = np.where(np.isfinite(self.cost_us), self.cost_us, np.inf)
+        least = np.minimum.reduceat(finite, self.layout.first[:-1])
+        tables = self.layout.table[np.isfinite(self.layout.table)]
+        return 100.0 * (float(np.abs(least[np.isfinite(least)]).sum()) + float(tables.max(initial=1.0)))
+
+
+def _orders(rng: np.random.Generator, num_nodes: int) -> np.ndarray:
+    return np.array([rng.permutation(num_nodes) for _ in range(_MEND_ORDERS)])
+
+
+def warm_up(problem: PairwiseProblem) -> float:
+    """Compile (or load from the cache) all loops. -> seconds it took"""
+    began = time.perf_counter()
+    solver = MessagePassing(problem)
+    solver.run(Effort(max_sweeps=1))
+    choice = np.zeros(problem.layout.num_nodes, np.int64)
+    solver._mend(choice, np.inf, solver.penalty_us(), np.random.default_rng(0))
+    solver.reduced_costs()
+    return time.perf_counter() - began

@@ -1,0 +1,260 @@
+"""The pairwise problem: which strategy for every node, with a price per strategy and a price per use.
+
+One problem node per graph node. A tensor with several uses in one phase gets one more node, its *shared* placement: it costs
+nothing, has one strategy per placement, the producer pays once to reach it, and every use starts from it (a narrower use
+cuts from it for free). A parameter's gradient has one more use: it is stored in the parameter's placement.
+
+The price of a plan is the sum of `unary_us` over nodes and of table entries over edges: what is emitted, once each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cost import CostTable
+from planner.errors import InfeasibleError
+from planner.graph import BACKWARD, JointGraph, TensorRef
+from planner.redistribution import Routes
+from planner.solving.consistency import make_consistent
+from planner.solving.layout import EdgeSpec, Layout, flatten
+
+GRADIENT_SLOT = -1
+"""Operand slot of the use "stored as the gradient of this parameter"."""
+
+SharedKey = tuple[TensorRef, str]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PairwiseProblem:
+    """Data of the problem; strategies that no neighbour can ever serve are already gone.
+
+    Attributes:
+        layout: nodes in sweep order, edges, tables.
+        unary_us: float64, flat over strategies, computation time.
+        num_bytes: float64, flat over strategies, memory that the strategy keeps on a device.
+        strategy_numbers: per problem node, the numbers of the surviving strategies (placement numbers for shared nodes).
+        node_of: graph node -> problem node.
+        shared_of: (tensor, phase) -> problem node of its shared placement.
+    """
+
+    layout: Layout
+    unary_us: np.ndarray
+    num_bytes: np.ndarray
+    strategy_numbers: tuple[np.ndarray, ...]
+    node_of: np.ndarray
+    shared_of: Mapping[SharedKey, int]
+
+    def value_us(self, choice: np.ndarray) -> float:
+        """Price of a choice (one strategy per problem node), `inf` if a pair in it is impossible."""
+        lay = self.layout
+        return float(self.unary_us[lay.first[:-1] + choice].sum() + self.edge_us(choice).sum())
+
+    def edge_us(self, choice: np.ndarray) -> np.ndarray:
+        """float64 [edges]: price of every use."""
+        lay = self.layout
+        row = lay.pool[lay.port_u + choice[lay.edge_u]].astype(np.int64)
+        column = lay.pool[lay.port_v + choice[lay.edge_v]]
+        return lay.table[lay.table_at[lay.edge_table] + row * lay.table_size[lay.edge_table] + column]
+
+    def used_bytes(self, choice: np.ndarray) -> int:
+        return int(round(self.num_bytes[self.layout.first[:-1] + choice].sum()))
+
+    @property
+    def num_strategies(self) -> int:
+        return len(self.unary_us)
+
+
+Use = tuple[int, int]
+"""(consumer graph node, operand slot)"""
+
+
+def uses_by_phase(costs: CostTable) -> dict[SharedKey, list[Use]]:
+    """(tensor, phase) -> its uses in that phase, in graph order; gradient stores come last."""
+    found: dict[SharedKey, list[Use]] = {}
+    graph = costs.space.graph
+    for consumer, node in enumerate(graph.nodes):
+        for slot in costs.space.strategies[consumer].operand_slots:
+            found.setdefault((node.operands[slot], node.phase), []).append((consumer, slot))
+    for parameter in graph.parameters:
+        if parameter.gradient is not None:
+            found.setdefault((parameter.gradient, BACKWARD), []).append((parameter.node, GRADIENT_SLOT))
+    return found
+
+
+def sweep_order(graph: JointGraph, uses: Mapping[SharedKey, list[Use]]) -> list[int]:
+    """Graph nodes in the order of sweeps: leaves (parameters, inputs) stand just before their first use."""
+    first_reader: dict[int, int] = {}
+    for (ref, _), found in uses.items():
+        readers = [consumer for consumer, slot in found if slot != GRADIENT_SLOT]
+        if readers:
+            first_reader[ref.node] = min(first_reader.get(ref.node, len(graph.nodes)), *readers)
+
+    def place(index: int) -> tuple[float, int]:
+        leaf = not graph.nodes[index].operands
+        return (first_reader[index] - 0.5 if leaf and index in first_reader else index, index)
+
+    return sorted(range(len(graph.nodes)), key=place)
+
+
+class _Draft:
+    """Nodes and edges while they are being listed."""
+
+    def __init__(self, costs: CostTable) -> None:
+        self.costs = costs
+        self.space = costs.space
+        self.unary: list[np.ndarray] = []
+        self.bytes: list[np.ndarray] = []
+        self.numbers: list[np.ndarray] = []
+        self.edges: list[EdgeSpec] = []
+        self.tables: list[np.ndarray] = []
+        self._table_number: dict[tuple[int, bool], int] = {}
+        self._column: dict[tuple[int, int], np.ndarray] = {}
+        self._identity: dict[int, np.ndarray] = {}
+        self._translated: dict[tuple[int, int], np.ndarray] = {}
+
+    def add_node(self, unary: np.ndarray, num_bytes: np.ndarray, numbers: np.ndarray) -> int:
+        self.unary.append(unary)
+        self.bytes.append(num_bytes)
+        self.numbers.append(numbers)
+        return len(self.unary) - 1
+
+    def identity(self, size: int) -> np.ndarray:
+        return self._identity.setdefault(size, np.arange(size, dtype=np.int32))
+
+    def output(self, ref: TensorRef) -> np.ndarray:
+        return self._port(ref.node, ref.output)
+
+    def operand(self, ref: TensorRef, consumer: int, slot: int) -> np.ndarray:
+        """Placement numbers (in the lattice of `ref`) that the consumer's strategies require."""
+        if slot == GRADIENT_SLOT:
+            return self._stored(ref, consumer)
+        strategies = self.space.strategies[consumer]
+        return self._port(consumer, strategies.num_outputs + strategies.operand_slots.index(slot))
+
+    def _stored(self, gradient: TensorRef, parameter: int) -> np.ndarray:
+        """Placements of a parameter in the lattice of its gradient; strategies whose placement it lacks get -1."""
+        lattices = self.space.lattice_of[TensorRef(parameter, 0)], self.space.lattice_of[gradient]
+        own = self._port(parameter, 0)
+        if lattices[0] == lattices[1]:
+            return own
+        key = (id(own), lattices[1])
+        if key not in self._translated:
+            parameter_lattice, gradient_lattice = (self.space.lattices[number] for number in lattices)
+            self._translated[key] = gradient_lattice.index(parameter_lattice.codes)[own].astype(np.int32)
+        return self._translated[key]
+
+    def _port(self, node: int, column: int) -> np.ndarray:
+        strategies = self.space.strategies[node]
+        key = (id(strategies), column)
+        if key not in self._column:
+            self._column[key] = np.ascontiguousarray(strategies.columns[:, column])
+        return self._column[key]
+
+    def add_edge(self, source: int, source_port: np.ndarray, target: int, target_port: np.ndarray, routes: Routes) -> None:
+        """A tensor goes from `source` to `target`; stored so that the earlier node comes first."""
+        backwards = source > target
+        key = (id(routes), backwards)
+        if key not in self._table_number:
+            self._table_number[key] = len(self.tables)
+            self.tables.append(routes.table_us.T if backwards else routes.table_us)
+        table = self._table_number[key]
+        if backwards:
+            self.edges.append(EdgeSpec(target, source, target_port, source_port, table))
+        else:
+            self.edges.append(EdgeSpec(source, target, source_port, target_port, table))
+
+    def drop_unplaced(self) -> None:
+        """Drop strategies with placement number -1: their placement does not exist on the other side of an edge."""
+        masks = [np.ones(len(values), np.bool_) for values in self.unary]
+        for edge in self.edges:
+            masks[edge.u] &= edge.port_u >= 0
+            masks[edge.v] &= edge.port_v >= 0
+        self.compact(masks)
+
+    def compact(self, masks: list[np.ndarray]) -> None:
+        """Keep only the strategies in the masks; equal cuts of equal arrays stay one array."""
+        memo: dict[tuple[int, bytes], tuple[np.ndarray, np.ndarray]] = {}
+
+        def cut(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
+            if mask.all():
+                return values
+            key = (id(values), mask.tobytes())
+            if key not in memo:
+                memo[key] = (values[mask], values)  # the original is kept alive: its id is the key
+            return memo[key][0]
+
+        self.edges = [
+            EdgeSpec(e.u, e.v, cut(e.port_u, masks[e.u]), cut(e.port_v, masks[e.v]), e.table) for e in self.edges
+        ]  # fmt: skip
+        for column in (self.unary, self.bytes, self.numbers):
+            column[:] = [cut(values, mask) for values, mask in zip(column, masks, strict=True)]
+
+    def layout(self) -> Layout:
+        return flatten([len(values) for values in self.unary], self.edges, self.tables)
+
+
+def build_problem(costs: CostTable) -> PairwiseProblem:
+    """List nodes and uses, then drop what arc consistency rules out.
+
+    Raises:
+        InfeasibleError: some node has no strategy that its neighbours can serve, whatever the constraints.
+    """
+    graph, uses = costs.space.graph, uses_by_phase(costs)
+    draft = _Draft(costs)
+    node_of = np.full(len(graph.nodes), -1, np.int64)
+    shared_of: dict[SharedKey, int] = {}
+    several: dict[int, list[SharedKey]] = {}
+    for key, found in uses.items():
+        if len(found) > 1:
+            several.setdefault(key[0].node, []).append(key)
+    for index in sweep_order(graph, uses):
+        size = len(costs.space.strategies[index])
+        terms = costs.memory.terms.get(index)
+        num_bytes = np.zeros(size) if terms is None else terms.total
+        node_of[index] = draft.add_node(costs.compute_us[index], num_bytes, draft.identity(size))
+        for key in several.get(index, ()):
+            size = len(costs.space.lattice(key[0]))
+            shared_of[key] = draft.add_node(np.zeros(size), np.zeros(size), draft.identity(size))
+    for key, found in uses.items():
+        _add_uses(draft, key, found, node_of, shared_of)
+    draft.drop_unplaced()
+    raw = draft.layout()
+    alive = np.ones(raw.first[-1], np.bool_)
+    emptied = make_consistent(raw, alive)
+    if emptied >= 0:
+        where = next((graph.nodes[i].key for i in range(len(graph.nodes)) if node_of[i] == emptied), "a shared tensor")
+        raise InfeasibleError(
+            f"no strategy of {where} fits its neighbours on mesh {costs.space.mesh}",
+            hint="Try another mesh, or other batch and sequence lengths.",
+        )
+    draft.compact([alive[raw.span(node)] for node in range(raw.num_nodes)])
+    return PairwiseProblem(
+        layout=draft.layout(),
+        unary_us=np.concatenate(draft.unary),
+        num_bytes=np.concatenate(draft.bytes),
+        strategy_numbers=tuple(draft.numbers),
+        node_of=node_of,
+        shared_of=shared_of,
+    )
+
+
+def _add_uses(draft: _Draft, key: SharedKey, found: list[Use], node_of: np.ndarray, shared_of: Mapping[SharedKey, int]) -> None:
+    """Edges of one tensor in one phase: producer -> [shared ->] every use."""
+    costs, ref = draft.costs, key[0]
+    lattice = costs.space.lattice_of[ref]
+    source, port = int(node_of[ref.node]), draft.output(ref)
+    if key in shared_of:
+        # If one use must not reduce, the way to the shared placement must not either: that use would come after it.
+        routes = costs.routes[lattice]
+        for consumer, slot in found:
+            if (consumer, slot) in costs.unreduced:
+                routes = costs.routes_of_use(lattice, consumer, slot)
+        everything = draft.identity(len(costs.space.lattice(ref)))
+        draft.add_edge(source, port, shared_of[key], everything, routes)
+        source, port = shared_of[key], everything
+    for consumer, slot in found:
+        routes = costs.routes_of_use(lattice, consumer, slot)
+        draft.add_edge(source, port, int(node_of[consumer]), draft.operand(ref, consumer, slot), routes)

@@ -1,0 +1,148 @@
+"""What a constraint rules out: masks over the strategies of problem nodes, and refusals that say why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.constraint import BoundaryPlacement, Constraint, MemoryBudget, Pin, resolve
+from planner.cost import CostTable
+from planner.errors import InvalidConstraintError
+from planner.graph import TensorRef
+from planner.placement import S0, Placements, R, num_shards, text, to_codes
+from planner.solving.problem import PairwiseProblem
+from planner.strategy import Lattice
+
+_LISTED = 20
+"""How many legal placements or reasons an error lists."""
+
+
+@dataclass(frozen=True, eq=False)
+class Restriction:
+    """One constraint of the user as the solver sees it.
+
+    Attributes:
+        constraint: what the user said; its `describe()` is how errors name it.
+        masks: problem node -> bool over its strategies, False = ruled out.
+        budget_bytes: a bound on the sum of bytes, None for placements.
+    """
+
+    constraint: Constraint
+    masks: Mapping[int, np.ndarray]
+    budget_bytes: int | None = None
+
+    @property
+    def text(self) -> str:
+        return self.constraint.describe()
+
+
+def restrict(constraint: Constraint, costs: CostTable, problem: PairwiseProblem) -> Restriction:
+    """Resolve a constraint on this problem.
+
+    Raises:
+        InvalidConstraintError: it matches nothing, asks for a placement that cannot exist, or for one that no strategy has.
+    """
+    if isinstance(constraint, MemoryBudget):
+        if constraint.num_bytes <= 0:
+            raise InvalidConstraintError(
+                f"a memory budget of {constraint.num_bytes} bytes holds nothing", hint="Give a size such as 80GiB."
+            )
+        return Restriction(constraint, {}, constraint.num_bytes)
+    mesh = costs.space.mesh
+    if len(constraint.placements) != mesh.num_axes:
+        raise InvalidConstraintError(
+            f"{constraint.describe()}: {len(constraint.placements)} placements for the {mesh.num_axes} axes of mesh {mesh}",
+            hint="Write one placement per mesh axis, outermost first.",
+        )
+    masks: dict[int, np.ndarray] = {}
+    for ref in resolve(constraint.where, costs.space.graph):
+        node = int(problem.node_of[ref.node])
+        mask = _mask(constraint, ref, costs, problem)
+        masks[node] = masks[node] & mask if node in masks else mask
+    return Restriction(constraint, masks)
+
+
+def legal_numbers(ref: TensorRef, costs: CostTable, problem: PairwiseProblem) -> np.ndarray:
+    """Placement numbers that some surviving strategy of the producer gives the tensor, ascending."""
+    kept = problem.strategy_numbers[int(problem.node_of[ref.node])]
+    return np.unique(costs.space.strategies[ref.node].output(ref.output)[kept])
+
+
+def _mask(constraint: Pin | BoundaryPlacement, ref: TensorRef, costs: CostTable, problem: PairwiseProblem) -> np.ndarray:
+    lattice, key = costs.space.lattice(ref), costs.space.graph.nodes[ref.node].key
+    number = lattice.find(constraint.placements)
+    if number < 0:
+        why = "; ".join(_why_not_in_lattice(lattice, constraint.placements, _sample_dim(ref, costs)))
+        raise InvalidConstraintError(
+            f"{constraint.describe()}: {key} ({lattice.meta}) cannot be {text(constraint.placements)}: {why}",
+            hint=_legal_hint(ref, costs, problem),
+        )
+    kept = problem.strategy_numbers[int(problem.node_of[ref.node])]
+    mask = costs.space.strategies[ref.node].output(ref.output)[kept] == number
+    if not mask.any():
+        reasons = _banned(ref, costs)
+        raise InvalidConstraintError(
+            f"{constraint.describe()}: no strategy of {key} that its neighbours can serve gives {text(constraint.placements)}"
+            + (f" (ruled out by shape or size: {'; '.join(reasons)})" if reasons else ""),
+            hint=_legal_hint(ref, costs, problem),
+        )
+    return mask
+
+
+def _sample_dim(ref: TensorRef, costs: CostTable) -> int | None:
+    """The dim of an input that counts samples."""
+    return next((entry.batch_dim for entry in costs.space.graph.inputs if entry.node == ref.node), None)
+
+
+def _why_not_in_lattice(lattice: Lattice, placements: Placements, batch_dim: int | None) -> list[str]:
+    """Reasons in the user's terms; at least one."""
+    mesh, shape = lattice.mesh, lattice.meta.shape
+    codes = [code if size > 1 else R for code, size in zip(to_codes(placements), mesh.axis_sizes, strict=True)]
+    offered = set(map(int, np.unique(lattice.codes)))
+    reasons: list[str] = []
+    for dim in sorted({code - S0 for code in codes if code >= S0}):
+        if dim >= len(shape):
+            reasons.append(f"it has {len(shape)} dims, so dim {dim} does not exist")
+            continue
+        pieces = num_shards(codes, dim, mesh)
+        axes = " x ".join(
+            f"{name}={size}" for name, size, code in zip(mesh.axis_names, mesh.axis_sizes, codes, strict=True) if code == S0 + dim
+        )
+        if shape[dim] % pieces:
+            what = f"batch {shape[dim]}" if dim == batch_dim else f"dim {dim} of size {shape[dim]}"
+            over = axes if " x " not in axes else f"{axes} = {pieces}"
+            reasons.append(
+                f"{what} does not divide over {over}; nearest sizes that work: {_nearest_multiples(shape[dim], pieces)}"
+            )
+        elif S0 + dim not in offered:
+            reasons.append(f"dim {dim} is never sharded here, since it reaches no matmul, attention, parameter or input")
+    pending = {code for code in codes if 0 < code < S0} - offered
+    if pending:
+        reasons.append("the op never leaves that pending reduction (P is not produced)")
+    return reasons or ["this combination is not among the placements of the tensor"]
+
+
+def _nearest_multiples(size: int, pieces: int) -> str:
+    below = size // pieces * pieces
+    return f"{below}, {below + pieces}" if below else str(pieces)
+
+
+def _legal_hint(ref: TensorRef, costs: CostTable, problem: PairwiseProblem) -> str:
+    lattice, numbers = costs.space.lattice(ref), legal_numbers(ref, costs, problem)
+    listed = ", ".join(lattice.text(int(number)) for number in numbers[:_LISTED])
+    more = f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else ""
+    return f"Legal placements on {costs.space.mesh}: {listed}{more}."
+
+
+def _banned(ref: TensorRef, costs: CostTable) -> Sequence[str]:
+    names = costs.space.mesh.axis_names
+    rows = costs.space.strategies[ref.node].banned[:_LISTED]
+    return [f"{row.row} on {names[row.axis]}: {row.reason}" for row in rows]
+
+
+def tightest_budget(restrictions: Sequence[Restriction]) -> Restriction | None:
+    budgets = [r for r in restrictions if r.budget_bytes is not None]
+    return min(budgets, key=lambda r: r.budget_bytes if r.budget_bytes is not None else math.inf, default=None)

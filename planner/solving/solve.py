@@ -1,0 +1,316 @@
+"""Solver: prices + constraints -> the cheapest plan with a proven bound.
+
+Everyday path: message passing, warm from the messages of the same problem without pins. If that does not prove the plan, what
+the gap leaves open goes to the exact integer program if it is small enough and time allows; otherwise the plan is `feasible`
+and the gap is said. The same input gives the same plan, whatever was solved before.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from planner.constraint import Constraint, Pin
+from planner.cost import CostTable
+from planner.errors import InfeasibleError, SolverError
+from planner.graph import TensorRef, layer_of
+from planner.plan import SolveReport
+from planner.solving import message_passing
+from planner.solving.budget import BudgetOutcome, least_memory, solve_within_budget
+from planner.solving.consistency import make_consistent
+from planner.solving.conflicts import explain_budget, explain_placements, has_plan, living
+from planner.solving.core import solve_core
+from planner.solving.kernels import Messages
+from planner.solving.message_passing import TOLERANCE, Effort, MessagePassing, Outcome
+from planner.solving.problem import PairwiseProblem, SharedKey, build_problem
+from planner.solving.restrictions import Restriction, legal_numbers, restrict, tightest_budget
+
+MAX_CORE_COLUMNS = 60_000
+"""A core with more variables than this is not given to the integer program."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where a solve stands."""
+
+    value_us: float
+    bound_us: float
+    seconds: float
+    method: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Solution:
+    """A plan in numbers.
+
+    Attributes:
+        strategy: int64 [graph nodes], strategy number of each node.
+        shared: placement number of every shared placement, by (tensor, phase).
+        report: status, value and bound.
+        used_bytes: memory on a device, as the budget counts it.
+    """
+
+    strategy: np.ndarray
+    shared: Mapping[SharedKey, int]
+    report: SolveReport
+    used_bytes: int
+
+
+@dataclass(eq=False)
+class _Base:
+    """The problem without pins, solved: where every solve with pins starts, and what unpinning gives back."""
+
+    outcome: Outcome
+    method: str
+    price: float
+    too_big: np.ndarray | None
+    state: tuple[np.ndarray, Messages]
+    settled: bool = False
+
+
+@dataclass(eq=False)
+class _Run:
+    """One call of `solve`: its limits and its listeners."""
+
+    began: float
+    deadline: float
+    exact: bool | None
+    progress: Callable[[Progress], None] | None
+    cancelled: Callable[[], bool] | None
+    restrictions: Sequence[Restriction] = field(default=())
+
+    def effort(self, **how: float) -> Effort:
+        return Effort(deadline=self.deadline, cancelled=self.cancelled, **how)  # type: ignore[arg-type]
+
+    @property
+    def seconds_left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def tell(self, outcome: Outcome, method: str) -> None:
+        if self.progress is not None:
+            seconds = time.monotonic() - self.began
+            self.progress(Progress(value_us=outcome.value_us, bound_us=outcome.bound_us, seconds=seconds, method=method))
+
+
+class Solver:
+    """All solves of one cost table. Keeps messages warm; changes nothing it was given."""
+
+    def __init__(self, costs: CostTable) -> None:
+        self.costs = costs
+        self.problem: PairwiseProblem = build_problem(costs)
+        self._passing = MessagePassing(self.problem)
+        self._fresh = self._passing.save()
+        self._bases: dict[tuple[Constraint, ...], _Base] = {}
+        self._layer = _layers_of(costs, self.problem)
+
+    def warm_up(self) -> float:
+        """Compile all loops. -> seconds it took"""
+        return message_passing.warm_up(self.problem)
+
+    def legal(self, ref: TensorRef) -> tuple[int, ...]:
+        """Placement numbers that can be pinned at a tensor."""
+        return tuple(map(int, legal_numbers(ref, self.costs, self.problem)))
+
+    def solve(
+        self,
+        constraints: Sequence[Constraint] = (),
+        *,
+        time_limit_s: float = 60.0,
+        exact: bool | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> Solution:
+        """The cheapest plan that satisfies all constraints.
+
+        `exact`: None = use the integer program if the plan is not proved and the core is small; True = whatever its size;
+        False = never. `cancelled` is polled; a cancelled solve returns the best plan so far.
+
+        Raises:
+            InvalidConstraintError: a constraint cannot be meant for this model and mesh.
+            InfeasibleError: no plan satisfies all constraints; names the smallest conflicting set.
+            SolverError: no plan was found within the time limit.
+        """
+        began = time.monotonic()
+        run = _Run(began, began + time_limit_s, exact, progress, cancelled)
+        constraints = tuple(dict.fromkeys(constraints))
+        run.restrictions = [restrict(c, self.costs, self.problem) for c in constraints]
+        unpinned = tuple(c for c in constraints if not isinstance(c, Pin))
+        alive = living(self.problem, run.restrictions)
+        if alive is None:
+            raise explain_placements(self.problem, run.restrictions, time_limit_s=max(1.0, run.seconds_left))
+        base = self._base(unpinned, run)
+        if len(unpinned) == len(constraints):
+            return self._solution(base.outcome, base.method, run)
+        outcome, method = self._pinned(base, alive, run)
+        return self._solution(outcome, method, run)
+
+    # ---- without pins ---------------------------------------------------------------------------------------------
+    def _base(self, unpinned: tuple[Constraint, ...], run: _Run) -> _Base:
+        if unpinned in self._bases:
+            return self._bases[unpinned]
+        restrictions = [r for r in run.restrictions if not isinstance(r.constraint, Pin)]
+        alive = living(self.problem, restrictions)
+        assert alive is not None, "fewer restrictions leave more"
+        self._passing.restore(self._fresh)
+        inner = replace(run, restrictions=restrictions)
+        found, method = self._search(alive, inner, price=0.0, plans=(), effort=run.effort())
+        base = _Base(found.outcome, method, found.price, found.too_big, self._passing.save())
+        if not run.effort().expired():
+            self._bases[unpinned] = base
+        return base
+
+    def _search(
+        self, alive: np.ndarray, run: _Run, *, price: float, plans: tuple[np.ndarray, ...], effort: Effort
+    ) -> tuple[BudgetOutcome, str]:
+        """Message passing, then the exact step if that is needed and possible. -> result, method"""
+        cost = np.where(alive, self.problem.unary_us, np.inf)
+        budget = tightest_budget(run.restrictions)
+        limit = None if budget is None else budget.budget_bytes
+        if limit is None:
+            self._passing.set_costs(cost)
+            start = plans[0] if plans else None
+            found = BudgetOutcome(self._passing.run(effort, start))
+        else:
+            found = self._within(cost, limit, run, price=price, plans=plans, effort=effort)
+        run.tell(found.outcome, "message passing")
+        outcome, method = self._finish(found, alive, limit, run)
+        return replace(found, outcome=outcome), method
+
+    def _within(
+        self, cost: np.ndarray, limit: int, run: _Run, *, price: float, plans: tuple[np.ndarray, ...], effort: Effort
+    ) -> BudgetOutcome:
+        if price == 0.0:
+            self._passing.set_costs(cost)
+            free = self._passing.run(effort, plans[0] if plans else None)
+            if math.isfinite(free.value_us) and self.problem.used_bytes(free.choice) <= limit:
+                return BudgetOutcome(free)
+            plans = (*plans, free.choice) if math.isfinite(free.value_us) else plans
+        least = least_memory(self.problem, np.isfinite(cost), run.effort(max_sweeps=100))
+        if least.bound_bytes > limit:
+            raise explain_budget(self.problem, run.restrictions, least, run.effort(max_sweeps=100))
+        if math.isfinite(least.num_bytes):
+            plans = (*plans, least.choice)
+        return solve_within_budget(self._passing, cost, limit, effort, price=price, plans=plans)
+
+    # ---- with pins ------------------------------------------------------------------------------------------------
+    def _pinned(self, base: _Base, alive: np.ndarray, run: _Run) -> tuple[Outcome, str]:
+        self._settle(base)
+        self._passing.restore(base.state)
+        effort = run.effort(max_sweeps=80, patience=3, round_sweeps=4, eps_us=1e-6)
+        cost = np.where(alive, self.problem.unary_us, np.inf)
+        price_of_bytes = base.price * self.problem.num_bytes if base.price else 0.0
+        window = self._window(run.restrictions)
+        if window is not None:
+            self._passing.set_costs(np.where(alive, cost + price_of_bytes, np.inf))
+            self._passing.settle(window, 40, 1e-6)
+        plans = tuple(self._adapt(plan, cost) for plan in (base.outcome.choice, base.too_big) if plan is not None)
+        found, method = self._search(alive, run, price=base.price, plans=plans, effort=effort)
+        return found.outcome, method
+
+    def _settle(self, base: _Base) -> None:
+        """Let the messages of a base come to rest, once: solves with pins then move only what the pins move."""
+        if base.settled:
+            return
+        self._passing.restore(base.state)
+        self._passing.run(Effort(max_sweeps=200, patience=200, round_sweeps=200, eps_us=1e-7, tolerance=-1.0))
+        base.state = self._passing.save()
+        base.settled = True
+
+    def _adapt(self, plan: np.ndarray, cost: np.ndarray) -> np.ndarray:
+        """A plan for other restrictions: strategies that are ruled out are replaced by living ones."""
+        lay = self.problem.layout
+        adapted = plan.copy()
+        for node in np.flatnonzero(~np.isfinite(cost[lay.first[:-1] + plan])):
+            adapted[node] = int(np.argmin(cost[lay.span(int(node))]))
+        return adapted
+
+    def _window(self, restrictions: Sequence[Restriction]) -> np.ndarray | None:
+        """Nodes of the layers around the pins; None if the pins are not in a few layers."""
+        pinned = [node for r in restrictions if isinstance(r.constraint, Pin) for node in r.masks]
+        layers = {int(self._layer[node]) for node in pinned}
+        if -1 in layers or len(layers) > 3 or not layers:
+            return None
+        near = {layer + step for layer in layers for step in (-1, 0, 1)}
+        return np.isin(self._layer, sorted(near))
+
+    # ---- exact step, result ---------------------------------------------------------------------------------------
+    def _finish(self, found: BudgetOutcome, alive: np.ndarray, limit: int | None, run: _Run) -> tuple[Outcome, str]:
+        outcome = found.outcome
+        if outcome.proved or run.exact is False or run.effort().expired():
+            return outcome, "message passing"
+        if not math.isfinite(outcome.value_us):
+            left = max(1.0, run.seconds_left)
+            if has_plan(self.problem, alive, time_limit_s=left) is False:
+                raise explain_placements(self.problem, run.restrictions, time_limit_s=left)
+        open_cost = self._open_strategies(found, alive)
+        exact = solve_core(
+            self.problem.layout, open_cost, self.problem.num_bytes, budget_bytes=limit,
+            max_columns=10**9 if run.exact else MAX_CORE_COLUMNS, time_limit_s=run.seconds_left,
+            gap_us=0.2 * TOLERANCE * abs(outcome.value_us) if math.isfinite(outcome.value_us) else 1e-6,
+        )  # fmt: skip
+        if exact is None:
+            return outcome, "message passing"
+        if exact.status == "infeasible" and not math.isfinite(outcome.value_us):
+            names = [r.text for r in run.restrictions]
+            raise InfeasibleError("no plan satisfies all constraints", hint="Remove one of them.", conflicts=names)
+        improved = self._better(outcome, exact.choice, exact.value_us, exact.bound_us)
+        run.tell(improved, "integer program")
+        return improved, "message passing + integer program"
+
+    def _open_strategies(self, found: BudgetOutcome, alive: np.ndarray) -> np.ndarray:
+        """Prices with every strategy ruled out that cannot be part of a better plan."""
+        outcome = found.outcome
+        cost = np.where(alive, self.problem.unary_us, np.inf)
+        if not math.isfinite(outcome.value_us):
+            return cost
+        reduced = self._passing.reduced_costs()
+        bound = self._passing.bound_now() - found.offset_us
+        margin = 1e-9 * abs(outcome.value_us)
+        still = alive & (bound + reduced <= outcome.value_us + margin)
+        still[self.problem.layout.first[:-1] + outcome.choice] = True
+        make_consistent(self.problem.layout, still)
+        return np.where(still, self.problem.unary_us, np.inf)
+
+    @staticmethod
+    def _better(outcome: Outcome, choice: np.ndarray | None, value: float, bound: float) -> Outcome:
+        """The better of both plans. The exact bound speaks for what was left open; everything else is at least `value_us`."""
+        if choice is not None and value < outcome.value_us:
+            outcome = replace(outcome, choice=choice, value_us=value)
+        proven = min(outcome.value_us, max(outcome.bound_us, bound))
+        return replace(outcome, bound_us=proven)
+
+    def _solution(self, outcome: Outcome, method: str, run: _Run) -> Solution:
+        seconds = time.monotonic() - run.began
+        if not math.isfinite(outcome.value_us):
+            raise SolverError(
+                f"no plan was found within {seconds:.1f} s", hint="Give more time, or remove some pins."
+            )  # fmt: skip
+        numbers = self.problem.strategy_numbers
+        chosen = np.array([numbers[v][outcome.choice[v]] for v in self.problem.node_of], np.int64)
+        shared = {key: int(numbers[v][outcome.choice[v]]) for key, v in self.problem.shared_of.items()}
+        report = SolveReport(
+            status="optimal" if outcome.proved else "feasible",
+            objective_us=outcome.value_us,
+            bound_us=outcome.bound_us,
+            method=method,
+            seconds=seconds,
+        )
+        return Solution(strategy=chosen, shared=shared, report=report, used_bytes=self.problem.used_bytes(outcome.choice))
+
+
+def _layers_of(costs: CostTable, problem: PairwiseProblem) -> np.ndarray:
+    """int64 [problem nodes]: number of the repeated layer, -1 outside of layers. Leaves and shared placements go with their
+    name and their producer."""
+    layers = np.full(problem.layout.num_nodes, -1, np.int64)
+    of_graph_node = []
+    for index, node in enumerate(costs.space.graph.nodes):
+        layer = layer_of(node.module or node.key.partition(":")[2])
+        of_graph_node.append(-1 if layer is None else layer)
+        layers[problem.node_of[index]] = of_graph_node[-1]
+    for (ref, _), node_number in problem.shared_of.items():
+        layers[node_number] = of_graph_node[ref.node]
+    return layers

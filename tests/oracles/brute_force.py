@@ -1,0 +1,89 @@
+"""The optimum by trying everything, straight from the cost table (it shares no code with the solvers)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cost import CostTable
+from planner.graph import TensorRef
+
+
+@dataclass(frozen=True)
+class BestPlan:
+    """`value_us` is `inf` if no plan exists. `strategy`: one optimal choice, strategy number per graph node."""
+
+    value_us: float
+    strategy: tuple[int, ...]
+    used_bytes: float
+
+
+def brute_force(
+    costs: CostTable, *, pins: Mapping[TensorRef, int] | None = None, budget_bytes: float = np.inf, minimise_bytes: bool = False
+) -> BestPlan:
+    """Every combination of strategies; given those, the best shared placement of each (tensor, phase) by itself.
+
+    `pins`: output placement numbers demanded. With `minimise_bytes` the objective is memory instead of time.
+    """
+    space, graph = costs.space, costs.space.graph
+    uses = _uses(costs)
+    allowed = [
+        [
+            s
+            for s in range(len(strategies))
+            if all(strategies.output(ref.output)[s] == number for ref, number in (pins or {}).items() if ref.node == i)
+        ]
+        for i, strategies in enumerate(space.strategies)
+    ]
+    best = BestPlan(np.inf, (), np.inf)
+    memo: dict[tuple[object, ...], float] = {}
+    for choice in itertools.product(*allowed):
+        used = sum(float(terms.total[choice[i]]) for i, terms in costs.memory.terms.items())
+        if used > budget_bytes:
+            continue
+        total = sum(float(costs.compute_us[i][s]) for i, s in enumerate(choice))
+        for (ref, phase), readers in uses.items():
+            made = int(space.strategies[ref.node].output(ref.output)[choice[ref.node]])
+            wanted = tuple(_wanted(costs, consumer, slot, choice) for consumer, slot in readers)
+            key = (ref, phase, made, wanted)
+            if key not in memo:
+                memo[key] = _tensor_us(costs, ref, made, readers, wanted)
+            total += memo[key]
+        if not np.isfinite(total):
+            continue
+        if (used if minimise_bytes else total) < (best.used_bytes if minimise_bytes else best.value_us):
+            best = BestPlan(total, choice, used)
+    return best
+
+
+def _uses(costs: CostTable) -> dict[tuple[TensorRef, str], list[tuple[int, int]]]:
+    found: dict[tuple[TensorRef, str], list[tuple[int, int]]] = {}
+    for index, node in enumerate(costs.space.graph.nodes):
+        for slot in costs.space.strategies[index].operand_slots:
+            found.setdefault((node.operands[slot], node.phase), []).append((index, slot))
+    for parameter in costs.space.graph.parameters:
+        if parameter.gradient is not None:
+            found.setdefault((parameter.gradient, "backward"), []).append((parameter.node, -1))
+    return found
+
+
+def _wanted(costs: CostTable, consumer: int, slot: int, choice: tuple[int, ...]) -> int:
+    strategies = costs.space.strategies[consumer]
+    column = strategies.output(0) if slot == -1 else strategies.operand(slot)
+    return int(column[choice[consumer]])
+
+
+def _tensor_us(costs: CostTable, ref: TensorRef, made: int, readers: list[tuple[int, int]], wanted: tuple[int, ...]) -> float:
+    lattice = costs.space.lattice_of[ref]
+    tables = [costs.routes_of_use(lattice, consumer, slot).table_us for consumer, slot in readers]
+    if len(readers) == 1:
+        return float(tables[0][made, wanted[0]])
+    plain = not any(reader in costs.unreduced for reader in readers)
+    first = (costs.routes[lattice] if plain else costs.routes_without_reduction[lattice]).table_us
+    return min(
+        float(first[made, shared]) + sum(float(table[shared, want]) for table, want in zip(tables, wanted, strict=True))
+        for shared in range(len(costs.space.lattices[lattice]))
+    )
