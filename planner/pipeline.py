@@ -195,13 +195,11 @@ class Workbench:
 
     def warm_up(self) -> float:
         """Compile the solver's kernels. Returns the seconds it took (0 if they were compiled before)."""
-        from planner.solving.message_passing import warm_up
-
-        return warm_up()
+        return self.solver.warm_up()
 
     def default_constraints(self, memory_bytes: int | None = None) -> tuple[Constraint, ...]:
         """Batch inputs sharded over the data axes, the loss replicated, and the memory budget."""
-        budget = MemoryBudget(num_bytes=self.hardware.budget_bytes if memory_bytes is None else memory_bytes)
+        budget = MemoryBudget(num_bytes=self.hardware.default_budget_bytes if memory_bytes is None else memory_bytes)
         return (*boundaries(self.graph, self.mesh), budget)
 
     def legal(self, key: str, output: int = 0) -> tuple[Placements, ...]:
