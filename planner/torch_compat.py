@@ -117,7 +117,7 @@ def placeholder_role(node: fx.Node) -> tuple[str, Any]:
 
 
 def joint_outputs(graph: fx.Graph) -> Iterator[tuple[str, Any, fx.Node | None]]:
-    """Outputs of a joint graph: ("output", position), ("gradient", parameter name), ("mutation", what is written), each with its node.
+    """What a joint graph returns: ("output", position), ("gradient", parameter), ("mutation", what is written), with the node.
 
     Gradients of inputs are left out. 2.13: mutated buffers come first and shift the position of the loss.
     """
@@ -192,7 +192,9 @@ class DTensorRules:
         rows: list[list[Any]] = self.propagator.op_single_dim_strategy_funcs[op](op, args, kwargs)
         return rows
 
-    def many_axes_rows(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operand: Any, placements: list[Any]) -> list[list[Any]]:
+    def many_axes_rows(
+        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operand: Any, placements: list[Any]
+    ) -> list[list[Any]]:
         """Rows of a one-operand op with an older rule; `operand` (a sentinel in args) is offered one placement at a time,
         because the view family raises on some instead of leaving them out."""
         from torch.distributed.tensor._dtensor_spec import DTensorSpec

@@ -154,14 +154,11 @@ def fill_modules(draft: JointDraft) -> None:
     for name, leaf in draft.buffers.items():
         leaf.module = name.rpartition(".")[0]
     order = {node: number for number, node in enumerate(draft.op_drafts())}
-    chains = _parameter_only(draft)
     for node in draft.op_drafts():
         if node.module or not node.operands:
             continue
         producers = [producer for producer, _ in node.operands]
-        if node in chains or node.rematerialised:
-            node.module = producers[0].module
-        elif node.homeless:
+        if node.homeless:
             ops = [producer for producer in producers if producer in order]
             latest = max(ops, key=order.__getitem__, default=producers[-1])
             agree = len({producer.module for producer in producers}) == 1

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.graph import BACKWARD, Input, InitRule, JointGraph, ModelRequest, Node, Parameter, TensorMeta, TensorRef
+from planner.graph import BACKWARD, InitRule, Input, JointGraph, ModelRequest, Node, Parameter, TensorMeta, TensorRef
 from planner.tracing.convert import Draft, JointDraft, Use
 from planner.tracing.flops import ATTENTION, ATTENTION_BACKWARD, EINSUM, flops
 
@@ -41,7 +41,9 @@ def assemble(
     """`inputs`: (position in the flattened call, name, batch dim, bound of values) in the order to list them."""
     leaves, found = _leaves(draft, parameters, inputs)
     assert draft.loss is not None and draft.tangent is not None
-    output = Draft(op="output", kind="output", phase="forward", operands=(draft.loss,), outputs=(_meta(draft.loss),), label="loss")
+    output = Draft(
+        op="output", kind="output", phase="forward", operands=(draft.loss,), outputs=(_meta(draft.loss),), label="loss"
+    )
     order = [*leaves, *draft.forward, output, draft.tangent, *draft.backward]
     index = {node: number for number, node in enumerate(order)}
     nodes = tuple(_node(node, key, index) for node, key in zip(order, _keys(order), strict=True))
@@ -89,7 +91,7 @@ def _leaves(
         if position in draft.inputs:
             draft.inputs[position].label = name
             ordered.append(draft.inputs[position])
-    assert {leaf for leaf in draft.leaves} <= set(ordered), "a graph input is neither parameter, buffer nor input"
+    assert set(draft.leaves) <= set(ordered), "a graph input is neither parameter, buffer nor input"
     return ordered, found
 
 

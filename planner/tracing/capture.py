@@ -16,8 +16,8 @@ from torch import Tensor, fx, nn
 from planner import torch_compat
 from planner.tracing import decompositions, einsum
 
-WRAPPER = "planner_traced_module"
-"""Attribute under which the mixed-precision wrapper holds the user's module; stripped from names and paths."""
+LOW_PRECISION = torch.bfloat16
+_WIDE = (torch.float32, torch.float64, torch.float16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,51 +28,46 @@ class Captured:
     has_no_grad_region: bool
 
 
-class MixedPrecision(nn.Module):
-    """fp32 parameters, bf16 compute: floating parameters, buffers and inputs are cast, and the casts are part of the graph."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.add_module(WRAPPER, module)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        module = getattr(self, WRAPPER)
-        state = {name: _to_bfloat16(p) for name, p in module.named_parameters()}
-        state.update({name: _to_bfloat16(b) for name, b in module.named_buffers()})
-        args, kwargs = torch.utils._pytree.tree_map(_to_bfloat16, (args, kwargs))
-        return torch.func.functional_call(module, state, args, kwargs)
-
-
-def _to_bfloat16(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.dtype in (torch.float32, torch.float64, torch.float16):
-        return value.to(torch.bfloat16)
-    return value
-
-
 def capture_joint(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, precision: str) -> Captured:
-    """`module` is changed: its parameters become fake tensors. Errors of torch pass through."""
+    """`module` is changed: its parameters become fake tensors. Errors of torch pass through.
+
+    In `bf16-mixed` the module runs with bf16 parameters, buffers and inputs; stored are the originals, and the casts between
+    are part of the graph.
+    """
     mode = torch_compat.fake_tensor_mode()
-    make_fake(module, mode)
-    args, kwargs = torch.utils._pytree.tree_map(lambda leaf: _fake_input(leaf, mode), (args, kwargs))
-    traced = MixedPrecision(module) if precision == "bf16-mixed" else module
-    captured = torch_compat.capture(traced, args, kwargs)
+    mixed = precision == "bf16-mixed"
+    originals = make_fake(module, mode, low=mixed)
+    wide = torch.utils._pytree.tree_map(lambda leaf: _fake_input(leaf, mode), (args, kwargs))
+    with mode:
+        args, kwargs = torch.utils._pytree.tree_map(_lowered, wide) if mixed else wide
+    captured = torch_compat.capture(module, args, kwargs)
     keep_products_whole(captured)
+    if mixed:
+        args, kwargs = wide
+        cast_stored_tensors(captured, originals)
+        cast_inputs(captured, args, kwargs)
     no_grad = any(torch_compat.switches_gradients(node.target) for node in captured.graph.nodes)
     graph = torch_compat.export_joint(captured, args, kwargs, decompositions.table())
     return Captured(graph=graph, has_no_grad_region=no_grad)
 
 
-def make_fake(module: nn.Module, mode: Any) -> None:
-    """Replace every parameter and buffer by a fake CPU tensor; tensors that are shared stay shared."""
+def make_fake(module: nn.Module, mode: Any, *, low: bool) -> dict[int, Tensor]:
+    """Replace every parameter and buffer by a fake CPU tensor, in bf16 if `low`; tensors that are shared stay shared.
+
+    Returns, by id of the tensor now in the module, a fake tensor of the original dtype.
+    """
     converted: dict[int, tuple[Tensor, Tensor]] = {}  # the original is kept alive, so that its id stays unique
+    originals: dict[int, Tensor] = {}
 
     def convert(tensor: Tensor) -> Tensor:
         if id(tensor) not in converted:
             with mode:
-                fake: Tensor = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+                wide: Tensor = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+                used = _lowered(wide) if low else wide
             if isinstance(tensor, nn.Parameter):
-                fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
-            converted[id(tensor)] = (tensor, fake)
+                wide, used = (nn.Parameter(fake, requires_grad=tensor.requires_grad) for fake in (wide, used))
+            converted[id(tensor)] = (tensor, used)
+            originals[id(used)] = wide
         return converted[id(tensor)][1]
 
     for part in module.modules():
@@ -80,6 +75,11 @@ def make_fake(module: nn.Module, mode: Any) -> None:
             for name, tensor in list(held.items()):
                 if tensor is not None:
                     held[name] = convert(tensor)  # type: ignore[assignment]
+    return originals
+
+
+def _lowered(value: Any) -> Any:
+    return value.to(LOW_PRECISION) if isinstance(value, Tensor) and value.dtype in _WIDE else value
 
 
 def _fake_input(leaf: Any, mode: Any) -> Any:
@@ -87,6 +87,41 @@ def _fake_input(leaf: Any, mode: Any) -> Any:
         return leaf
     with mode:
         return torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu")
+
+
+def cast_stored_tensors(captured: fx.GraphModule, originals: dict[int, Tensor]) -> None:
+    """Give a module captured in bf16 its original parameters and buffers, with a cast after each read."""
+    lowered = {
+        name: tensor
+        for name, tensor in (*captured.named_parameters(remove_duplicate=False), *captured.named_buffers(remove_duplicate=False))
+        if originals[id(tensor)].dtype != tensor.dtype
+    }
+    for name, tensor in lowered.items():
+        owner, _, attribute = name.rpartition(".")
+        setattr(captured.get_submodule(owner), attribute, originals[id(tensor)])
+    for node in list(captured.graph.nodes):
+        if node.op == "get_attr" and node.target in lowered:
+            _insert_cast(node)
+    captured.recompile()
+
+
+def cast_inputs(captured: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    placeholders = [node for node in captured.graph.nodes if node.op == "placeholder"]
+    assert len(placeholders) == len(leaves), "a captured graph has one placeholder per leaf of the call"
+    for node, leaf in zip(placeholders, leaves, strict=True):
+        if isinstance(leaf, Tensor) and leaf.dtype in _WIDE:
+            _insert_cast(node)
+    captured.recompile()
+
+
+def _insert_cast(node: fx.Node) -> None:
+    last = node
+    while last.op == "placeholder" and last.next.op == "placeholder":
+        last = last.next
+    with node.graph.inserting_after(last):
+        cast = node.graph.call_method("to", (node, LOW_PRECISION))
+    node.replace_all_uses_with(cast, delete_user_cb=lambda user: user is not cast)
 
 
 def keep_products_whole(captured: fx.GraphModule) -> None:
@@ -108,6 +143,8 @@ def keep_products_whole(captured: fx.GraphModule) -> None:
 
 
 def _replace_matmul(node: fx.Node) -> None:
-    values = [arg.meta.get("example_value", arg.meta.get("val")) if isinstance(arg, fx.Node) else None for arg in node.args]
-    if len(values) == 2 and all(isinstance(v, Tensor) for v in values) and einsum.matmul_fits(*values):
+    if len(node.args) != 2 or node.kwargs:
+        return
+    a, b = (arg.meta.get("example_value", arg.meta.get("val")) if isinstance(arg, fx.Node) else None for arg in node.args)
+    if isinstance(a, Tensor) and isinstance(b, Tensor) and einsum.matmul_fits(a, b):
         node.op, node.target = "call_function", einsum.matmul

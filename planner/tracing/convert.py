@@ -7,7 +7,7 @@ other identities are not nodes: a use points at (producer, output number).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,6 @@ from torch import Tensor, fx
 from planner import torch_compat
 from planner.errors import TraceError, UnsupportedOpError
 from planner.graph import BACKWARD, FORWARD, DtypeRef, OperandRef, TensorMeta
-from planner.tracing.capture import WRAPPER
 from planner.tracing.locate import source_line
 
 aten = torch.ops.aten
@@ -100,10 +99,10 @@ def _read_leaf(node: fx.Node, draft: JointDraft) -> Draft:
     kind, what = torch_compat.placeholder_role(node)
     leaf = Draft(op=kind, kind=kind, phase=BACKWARD if kind == "tangent" else FORWARD, outputs=_metas(node))
     if kind == "param":
-        leaf.label = strip_wrapper(what)
+        leaf.label = what
         draft.parameters[leaf.label] = leaf
     elif kind == "buffer":
-        leaf.label = strip_wrapper(what)
+        leaf.label = what
         draft.buffers[leaf.label] = leaf
     elif kind == "input":
         draft.inputs[what] = leaf
@@ -179,14 +178,14 @@ def _read_outputs(graph: fx.Graph, where: dict[fx.Node, Use], draft: JointDraft)
     outputs: list[fx.Node | None] = []
     for kind, what, node in torch_compat.joint_outputs(graph):
         if kind == "mutation":
-            name = strip_wrapper(str(what))
+            name, source = str(what), source_line(node.meta.get("stack_trace") or "") if node else ""
             raise UnsupportedOpError(
                 f"forward changes the buffer {name} in place",
-                op="copy_", module=name.rpartition(".")[0], source=source_line(node.meta.get("stack_trace") or "") if node else "",
+                op="copy_", module=name.rpartition(".")[0], source=source,
                 hint="Changing buffers during a step is not supported; put the module into a mode without running statistics.",
             )  # fmt: skip
         if kind == "gradient" and node is not None:
-            draft.gradients[strip_wrapper(what)] = where[node]
+            draft.gradients[what] = where[node]
         elif kind == "output":
             outputs.append(node)
     metas = [_metas(node)[0] if node is not None else None for node in outputs]
@@ -207,7 +206,10 @@ def _refuse_unsupported(node: fx.Node) -> None:
     target = node.target
     reason, hint = "", ""
     if not isinstance(target, torch._ops.OpOverload):
-        reason, hint = "is not an ordinary operator", "Control flow and wrapped regions cannot be planned; write them as plain code."
+        reason, hint = (
+            "is not an ordinary operator",
+            "Control flow and wrapped regions cannot be planned; write them as plain code.",
+        )
     elif target.namespace in _COLLECTIVES:
         reason, hint = "communicates", "Give the model for a single device; the planner adds the communication."
     elif target._schema.is_mutable:
@@ -230,7 +232,7 @@ def _attention_without_dropout(node: fx.Node) -> bool:
         return False
     position = names.index("dropout_p")
     given = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
-    return given == 0.0
+    return bool(given == 0.0)
 
 
 def _place(node: fx.Node) -> str:
@@ -260,22 +262,15 @@ def _metas(node: fx.Node) -> tuple[TensorMeta | None, ...]:
 _GETATTR = re.compile(r"getattr\(([^(),]+), '([^']+)'\)")
 
 
-def strip_wrapper(name: str) -> str:
-    return name.removeprefix(f"{WRAPPER}.")
-
-
 def normal_path(raw: str) -> str:
     """`getattr(L['self'].layers, '0').wq` -> `layers.0.wq`"""
     path = raw
     while (changed := _GETATTR.sub(r"\1.\2", path)) != path:
         path = changed
     path = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path)
-    path = path.replace("_modules.", "").removeprefix("L.self").lstrip(".")
-    return "" if path == WRAPPER else strip_wrapper(path)
+    return path.replace("_modules.", "").removeprefix("L.self").lstrip(".")
 
 
 def module_path(node: fx.Node) -> str:
     stack = torch_compat.module_stack(node)
     return normal_path(stack[-1]) if stack else ""
-
-

@@ -28,13 +28,13 @@ _BY_TORCH = (
 
 
 def table() -> dict[Any, Callable[..., Any]]:
-    own = {
+    own: dict[Any, Callable[..., Any]] = {
         aten.mean.default: _mean,
         aten.mean.dim: _mean_dim,
         aten.split.Tensor: _split,
         aten.split_with_sizes.default: _split_with_sizes,
     }
-    return {**torch_compat.decompositions(_BY_TORCH), **own}
+    return torch_compat.decompositions(_BY_TORCH) | own
 
 
 def _mean(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:

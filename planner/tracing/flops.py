@@ -22,7 +22,9 @@ def flops(op: str, args: tuple[Any, ...], operands: Sequence[TensorMeta], output
     if op == EINSUM:
         terms = args[0].split("->")[0].split(",")
         sizes = {
-            letter: size for term, meta in zip(terms, operands, strict=True) for letter, size in zip(term, meta.shape, strict=True)
+            letter: size
+            for term, meta in zip(terms, operands, strict=True)
+            for letter, size in zip(term, meta.shape, strict=True)
         }
         return 2.0 * math.prod(sizes.values())
     if op == ATTENTION:

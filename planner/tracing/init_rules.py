@@ -82,10 +82,14 @@ def _filled(like: Any, value: Any, **_: Any) -> InitRule:
     return InitRule("constant", (float(value),)) if isinstance(value, int | float) else UNKNOWN
 
 
+def _filled_like(like: Any, size: Any, value: Any, **_: Any) -> InitRule:
+    return _filled(size, value)
+
+
 _FILLS: dict[str, Callable[..., InitRule]] = {
     "normal": _normal, "uniform": _uniform, "zero": _constant(0.0), "fill": _filled, "full": _filled, "full_like": _filled,
     "zeros": _constant(0.0), "zeros_like": _constant(0.0), "new_zeros": _constant(0.0),
-    "ones": _constant(1.0), "ones_like": _constant(1.0), "new_ones": _constant(1.0), "new_full": lambda like, size, value, **_: _filled(like, value),
+    "ones": _constant(1.0), "ones_like": _constant(1.0), "new_ones": _constant(1.0), "new_full": _filled_like,
     "randn": _standard_normal, "randn_like": _standard_normal, "rand": _standard_uniform, "rand_like": _standard_uniform,
 }  # fmt: skip
 

@@ -100,14 +100,16 @@ def sizes_for(factory: Factory, request: ModelRequest) -> dict[str, Any]:
     if refused:
         raise InputError(
             f"{request.model} does not take {', '.join(refused)}",
-            hint=f"Its factory accepts {', '.join(sorted(accepted)) or 'no sizes'}; add the keyword to the factory or leave it out.",
+            hint=f"Its factory accepts {', '.join(sorted(accepted)) or 'no sizes'}; leave the size out or add the keyword.",
         )
     return asked
 
 
 def _factory_in_file(path: Path, name: str) -> Factory:
     if not path.is_file():
-        raise UnknownModelError(f"there is no file {path}", hint=f"A model is given as {_FORM}; the path is relative to {Path.cwd()}.")
+        raise UnknownModelError(
+            f"there is no file {path}", hint=f"A model is given as {_FORM}; the path is relative to {Path.cwd()}."
+        )
     module = _import_file(path)
     found = getattr(module, name, None)
     if not callable(found):

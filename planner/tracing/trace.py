@@ -59,9 +59,8 @@ def trace(request: ModelRequest) -> JointGraph:
     _require_gradients(draft, loaded.parameters, captured)
     arrange(draft)
     kind = type(loaded.module)
-    graph = assemble(
-        draft, request, parameters=loaded.parameters, inputs=inputs, symbols=symbols, class_name=f"{kind.__module__}.{kind.__qualname__}",
-    )  # fmt: skip
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    graph = assemble(draft, request, parameters=loaded.parameters, inputs=inputs, symbols=symbols, class_name=name)
     graph.check()
     return graph
 
@@ -124,7 +123,9 @@ def _capture(loaded: LoadedModel, request: ModelRequest) -> Captured:
         raise
     except Exception as error:
         raise TraceError(
-            f"{request.model} cannot be traced: {_first_line(error)}{_at(error)}", hint=_hint(error), details={"error": str(error)}
+            f"{request.model} cannot be traced: {_first_line(error)}{_at(error)}",
+            hint=_hint(error),
+            details={"error": str(error)},
         ) from error
 
 
@@ -147,8 +148,9 @@ def _hint(error: BaseException) -> str:
 
 # ---- what the model states about itself --------------------------------------------------------------------------------
 def _plan_facts(module: nn.Module) -> tuple[dict[str, int], dict[str, dict[str, Any]]]:
-    sizes = module.plan_sizes() if callable(getattr(module, "plan_sizes", None)) else {}
-    inputs = module.plan_inputs() if callable(getattr(module, "plan_inputs", None)) else {}
+    state_sizes, state_inputs = getattr(module, "plan_sizes", None), getattr(module, "plan_inputs", None)
+    sizes: Any = state_sizes() if callable(state_sizes) else {}
+    inputs: Any = state_inputs() if callable(state_inputs) else {}
     if not all(isinstance(k, str) and k.isidentifier() and isinstance(v, int) and v > 0 for k, v in sizes.items()):
         raise InputError(f"plan_sizes() returns {sizes!r}", hint='Return names and positive whole numbers: {"B": 64, "S": 8192}.')
     return dict(sizes), dict(inputs)
@@ -178,7 +180,8 @@ def _named_leaves(loaded: LoadedModel) -> Iterator[tuple[str, Any]]:
         if in_kwargs == "1":
             base = first
         else:
-            base = names[int(first)] if int(first) < len(names) else f"{spare}.{first}"
+            position = int(first)
+            base = names[position] if position < len(names) else f"{spare}.{first}"
         yield ".".join([base, *rest]), leaf
 
 
@@ -189,7 +192,9 @@ def _require_gradients(draft: JointDraft, parameters: tuple[StoredTensor, ...], 
     gradients off for a region of forward.
     """
     if not draft.gradients:
-        raise TraceError("no parameter influences the loss", hint="Return a loss computed from parameters that require gradients.")
+        raise TraceError(
+            "no parameter influences the loss", hint="Return a loss computed from parameters that require gradients."
+        )
     if captured.has_no_grad_region:
         return
     assert draft.loss is not None
@@ -210,4 +215,6 @@ def _require_gradients(draft: JointDraft, parameters: tuple[StoredTensor, ...], 
         and not any(name in draft.gradients for name in p.names)
     ]
     if missing:
-        raise TraceError(f"the trace has no gradient for {', '.join(missing)}", hint="An op on the way to the loss has no derivative.")
+        raise TraceError(
+            f"the trace has no gradient for {', '.join(missing)}", hint="An op on the way to the loss has no derivative."
+        )
