@@ -38,8 +38,8 @@ Progress = Callable[[str], None]
 class PlanRequest:
     """Everything a plan depends on.
 
-    `memory_bytes` None means what the hardware profile leaves for a program. A `model.batch` of None means one sequence per
-    device, so that every axis could be a data axis.
+    `memory_bytes` None means what the hardware profile leaves for a program. A `model.batch` of None means, for a sample model,
+    one sequence per device, so that every axis could be a data axis.
     """
 
     model: ModelRequest
@@ -53,8 +53,10 @@ class PlanRequest:
 
     @property
     def sized_model(self) -> ModelRequest:
-        """The model request with the batch filled in."""
-        return self.model if self.model.batch is not None else replace(self.model, batch=self.mesh.num_devices)
+        """The model request with the batch filled in; a factory of the user's keeps its own default."""
+        if self.model.batch is not None or ":" in self.model.model:
+            return self.model
+        return replace(self.model, batch=self.mesh.num_devices)
 
 
 @dataclass(frozen=True, kw_only=True)

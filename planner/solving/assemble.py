@@ -35,7 +35,7 @@ def assemble(costs: CostTable, solution: Solution, constraints: Sequence[Constra
         constraints=tuple(constraints),
         choices=choices,
         redistributions=tuple(_redistributions(costs, solution.strategy, solution.shared)),
-        memory=_memory(costs, solution.strategy),
+        memory=memory_of(costs, solution.strategy),
         report=solution.report,
         num_ops=graph.num_ops,
         replicated_for_lack_of_a_rule=space.replicated_for_lack_of_a_rule,
@@ -130,7 +130,8 @@ def _redistribution(
     )
 
 
-def _memory(costs: CostTable, strategy: np.ndarray) -> MemoryBreakdown:
+def memory_of(costs: CostTable, strategy: np.ndarray) -> MemoryBreakdown:
+    """Bytes on a device under the chosen strategies, by category."""
     totals = dict.fromkeys(("parameter_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes"), 0.0)
     for node, terms in costs.memory.terms.items():
         for name in totals:

@@ -9,7 +9,7 @@ from planner.errors import PlanFormatError
 from planner.graph import TensorRef
 from planner.placement import Placements, text
 from planner.plan import Choice, Plan, SolveReport
-from planner.solving.assemble import price_redistributions, uses_by_phase
+from planner.solving.assemble import memory_of, price_redistributions, uses_by_phase
 from planner.solving.solve import Solution
 
 
@@ -29,7 +29,7 @@ def solution_of(plan: Plan, costs: CostTable) -> Solution:
         report = plan.report
     else:
         report = SolveReport(status="feasible", objective_us=objective, bound_us=0.0, method="replayed, not proved", seconds=0.0)
-    return Solution(strategy=strategy, shared=shared, report=report)
+    return Solution(strategy=strategy, shared=shared, report=report, used_bytes=memory_of(costs, strategy).peak_bytes)
 
 
 def _strategy(choice: Choice, node: int, costs: CostTable) -> int:

@@ -18,8 +18,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A planned tiny model: plan.json, stats.json, graph.json.gz."""
     path = tmp_path_factory.mktemp("cli")
     code = main(
-        ["plan", "llama3-tiny", "--mesh", MESH, "--layers", "1", "-o", str(path / "plan.json"), "--stats", str(path / "stats.json"),
-         "--save-graph", str(path / "graph.json.gz")]
+        ["plan", "llama3-tiny", "--mesh", MESH, "--layers", "1", "-o", str(path / "plan.json"),
+         "--stats", str(path / "stats.json"), "--save-graph", str(path / "graph.json.gz")]
     )  # fmt: skip
     assert code == 0
     return path
@@ -134,7 +134,7 @@ def test_pins_that_clash_are_both_named(folder: Path, capsys: pytest.CaptureFixt
 
 def test_budget_that_is_too_small_says_by_how_much(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     error = _refused(_plan(folder, "--memory", "1kB"), capsys)
-    assert re.search(r"\d+ bytes", error)
+    assert re.search(r"\d+ B short", error)
 
 
 def test_budget_that_is_no_size(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,7 +155,7 @@ def test_plan_of_another_model(folder: Path, tmp_path: Path, capsys: pytest.Capt
     [
         (lambda data: data | {"schema": 999}, "999"),
         (lambda data: {k: v for k, v in data.items() if k != "choices"}, "choices"),
-        (lambda data: [1, 2], "not one"),
+        (lambda data: [1, 2], "not a plan file"),
     ],
 )
 def test_plan_file_of_another_version_or_damaged(
