@@ -127,16 +127,15 @@ def _node_us(hardware: HardwareProfile, ranks: int) -> dict[CollectiveKind, np.n
     """µs at KNOTS inside a node, clamped to the laws."""
     us = {}
     for kind in KIND:
-        first = 2
-        nvls = hardware.node.nvls_min_ranks
+        curves, first, nvls = hardware.node.curves[kind], 2, hardware.node.nvls_min_ranks
         if kind is KIND.ALL_REDUCE and nvls is not None and ranks >= nvls:
-            first = nvls
-        us[kind] = np.max([_measured_us(hardware.node.curves[kind], fewer) for fewer in range(first, ranks + 1)], axis=0)
+            curves, first = {n: points for n, points in curves.items() if n >= nvls}, nvls
+        us[kind] = np.max([_measured_us(curves, fewer) for fewer in range(first, ranks + 1)], axis=0)
     return _clamp(us)
 
 
 def _measured_us(curves: Mapping[int, Points], ranks: int) -> np.ndarray:
-    """µs at KNOTS: measured rank counts as they are, others at equal wire bytes, linear in log ranks."""
+    """µs at KNOTS: measured rank counts as they are, others at equal wire bytes, linear in log ranks, flat outside."""
     known = sorted(curves)
     below = max([n for n in known if n <= ranks], default=known[0])
     above = min([n for n in known if n >= ranks], default=known[-1])
@@ -156,7 +155,9 @@ def _curve_log_us(points: Points, size: np.ndarray) -> np.ndarray:
 
 
 def _across_us(hardware: HardwareProfile, kind: CollectiveKind, shape: GroupShape, near_us: np.ndarray) -> np.ndarray:
-    """µs at KNOTS across nodes: start-up, growing with log2 of the nodes, plus bytes over the tightest link.
+    """µs at KNOTS across nodes: start-up plus bytes over the tightest link.
+
+    The start-up was measured for two nodes; its smallest value, the latency, is added once per doubling of the nodes.
 
     Ring: every hop carries (n-1)/n of the buffer, all cards of a node together carry one ring. All-reduce of two nodes is a
     tree: half of each node's buffer crosses each way. All-to-all: every rank sends its own share through its own card.
@@ -172,8 +173,9 @@ def _across_us(hardware: HardwareProfile, kind: CollectiveKind, shape: GroupShap
         per_byte = max(near_per_byte * wire, (1.0 if tree else 2 * wire) / (g * network))
     else:
         per_byte = max(near_per_byte * wire, wire / (g * network))
-    start_up = np.exp(_flat_log(hardware.fabric.start_up[kind]))
-    return start_up * math.log2(shape.nodes) + KNOTS * per_byte
+    points = hardware.fabric.start_up[kind]
+    start_up = np.exp(_flat_log(points)) + points[0][1] * (math.log2(shape.nodes) - 1)
+    return start_up + KNOTS * per_byte
 
 
 def _flat_log(points: Points) -> np.ndarray:
