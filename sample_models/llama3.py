@@ -46,8 +46,9 @@ LLAMA3_8B = Config(dim=4096, layers=32, heads=32, kv_heads=8, ffn=14336, vocab=1
 LLAMA3_70B = Config(dim=8192, layers=80, heads=64, kv_heads=8, ffn=28672, vocab=128256, batch=64, seq=8192)
 LLAMA3_TINY = Config(dim=256, layers=2, heads=16, kv_heads=8, ffn=640, vocab=1024, batch=32, seq=128)
 
-CHECK = Config(dim=96, layers=2, heads=8, kv_heads=4, ffn=112, vocab=160, batch=8, seq=16)
-"""Sizes of `size="tiny"`: every dim divides by 4, and no size is the product of others by accident."""
+CHECK = Config(dim=256, layers=2, heads=32, kv_heads=8, ffn=176, vocab=208, batch=24, seq=16)
+"""Sizes of `size="tiny"`: every dim divides by 4, so that it can be split over two axes of 2, and no two sizes (or short
+products of them) are equal here and in a full model too, so that a size tells which dims of the model it is made of."""
 
 
 class RMSNorm(nn.Module):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import builtins
 import keyword
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from planner.errors import ExportError
 from planner.exporting.lower import Block, Call, Move, Program, Value
 from planner.exporting.ops import Site, write_op
 from planner.exporting.symbols import Sizes
-from planner.graph import BACKWARD, FORWARD, JointGraph, Node, TensorRef, layer_of, without_layer
-from planner.placement import Placements, identifier, text
+from planner.graph import FORWARD, JointGraph, Node, TensorMeta, TensorRef, layer_of, without_layer
+from planner.placement import Placements, identifier
 
 LINE = 130
 _LAYER_PREFIX = re.compile(r"^.*?[A-Za-z_]\w*\.\d+\.")
@@ -91,10 +91,10 @@ class TinyNodes:
             return key
         return key.replace(f".{layer}", f".{layers[layer % len(layers)]}", 1)
 
-    def shape(self, ref: TensorRef) -> tuple[int, ...]:
-        meta = self.node(ref.node).outputs[ref.output]
-        assert meta is not None
-        return meta.shape
+    def meta(self, ref: TensorRef) -> TensorMeta:
+        found = self.node(ref.node).outputs[ref.output]
+        assert found is not None
+        return found
 
 
 def _alike(full: Node, tiny: Node) -> bool:
@@ -190,8 +190,8 @@ class _Writing:
         comment = ", ".join("-" if p is None else self.writer.layouts.name(p) for p in choice.outputs)
         self.lines += assignment_lines(", ".join(targets), written, comment)
 
-    def tiny_meta(self, node: int, slot: int) -> TensorMetaLike:
-        return TensorMetaLike(self.writer.tiny.shape(self.graph.nodes[node].operands[slot]))
+    def tiny_meta(self, node: int, slot: int) -> TensorMeta:
+        return self.writer.tiny.meta(self.graph.nodes[node].operands[slot])
 
     def comment(self, node: Node) -> None:
         """The module path where it changes, as the layers have it in common."""
@@ -199,13 +199,6 @@ class _Writing:
         if module and module != self.module:
             self.lines.append(f"# {module}")
             self.module = module
-
-
-@dataclass(frozen=True)
-class TensorMetaLike:
-    """Only a shape: what an op's text needs to know of a tensor at tiny size."""
-
-    shape: tuple[int, ...]
 
 
 _RESERVED = frozenset({
@@ -239,7 +232,7 @@ def wrapped(items: Iterable[str], indent: str, width: int = LINE) -> list[str]:
     """Comma-separated items over as many lines as needed, each ending in a comma."""
     lines, current = [], indent
     for item in items:
-        piece = f"{item}, " if current != indent else f"{item}, "
+        piece = f"{item}, "
         if len(current) + len(piece) > width and current != indent:
             lines.append(current.rstrip())
             current = indent
@@ -279,11 +272,3 @@ def tuple_text(items: list[str]) -> str:
 
 def layout_lines(layouts: Layouts) -> list[str]:
     return [f"{name} = {marks(placements)!r}" for placements, name in layouts.names.items()]
-
-
-def describe(placements: Placements | None) -> str:
-    return "-" if placements is None else text(placements)
-
-
-Namer = Callable[[Placements], str]
-_ = BACKWARD

@@ -315,11 +315,22 @@ class _Lowering:
         return Block(
             key=key,
             statements=statements,
-            inputs=tuple(dict.fromkeys(inputs)),
+            inputs=tuple(sorted(dict.fromkeys(inputs), key=lambda value: self._input_rank(value, key.phase))),
             live=tuple(v for v in made if v in later),
             saved=tuple(v for v in made if v in saved),
             gradients=gradients,
         )
+
+    def _input_rank(self, value: Value, phase: str) -> tuple[int, int, int]:
+        """What earlier blocks of the phase pass on, then batch inputs, parameters (as first read), then what forward saved."""
+        node = self.graph.nodes[value.ref.node]
+        if node.kind in ("param", "buffer"):
+            return 2, 0, 0
+        if not node.is_op:
+            return 1, 0, 0
+        if node.phase == phase or value.moved is not None:
+            return 0, 0, 0
+        return 3, value.ref.node, value.ref.output
 
     def _loss_node(self) -> int:
         return self._node("output:loss")

@@ -75,6 +75,9 @@ class Site:
     def args(self) -> tuple[str, ...]:
         return tuple(self.argument(a, b) for a, b in zip(self.node.args, self.tiny.args, strict=True))
 
+    def arg(self, index: int) -> str:
+        return self.argument(self.node.args[index], self.tiny.args[index])
+
     def kwargs(self, *skip: str) -> list[str]:
         tiny = dict(self.tiny.kwargs)
         kept = [(k, v) for k, v in self.node.kwargs if v is not None and k not in (*skip, *_IGNORED_KWARGS)]
@@ -209,7 +212,7 @@ def _einsum(site: Site) -> str:
 
 @lowering("aten._to_copy.default")
 def _to_copy(site: Site) -> str:
-    return f"{site.args[0]}.to({site.out_dtype()})"
+    return f"{site.arg(0)}.to({site.out_dtype()})"
 
 
 @lowering("aten._scaled_dot_product_flash_attention_for_cpu.default")
@@ -225,12 +228,12 @@ def _attention_backward(site: Site) -> str:
 # ---- ops with a size among their arguments -------------------------------------------------------------------------
 @lowering("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
 def _view(site: Site) -> str:
-    return f"torch.reshape({site.args[0]}, {site.local_shape()})"
+    return f"torch.reshape({site.arg(0)}, {site.local_shape()})"
 
 
 @lowering("aten.expand.default")
 def _expand(site: Site) -> str:
-    return f"{site.args[0]}.expand({site.local_shape()})"
+    return f"{site.arg(0)}.expand({site.local_shape()})"
 
 
 @lowering("aten.slice.Tensor")
@@ -317,7 +320,7 @@ def _full(site: Site) -> str:
 
 @lowering("aten.scalar_tensor.default")
 def _scalar_tensor(site: Site) -> str:
-    return _filled(site, site.args[0])
+    return _filled(site, site.arg(0))
 
 
 def _filled(site: Site, value: str) -> str:

@@ -1,7 +1,8 @@
 """Sizes as symbols: every size in an exported file is written as a product of the model's named sizes.
 
-A number seen in two traces of one model at different sizes (4096 and 96) tells which named sizes it is made of (`D`). Where two
-products of equally few names fit, nothing tells them apart, and that is an error: a guess would be a wrong program.
+A number seen in two traces of one model at different sizes (4096 and 256) tells which named sizes it is made of (`D`). Where two
+products of equally few names fit, nothing tells them apart, and nothing is guessed: such a size is a constant of its own, with
+its full and its tiny value.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ class Sizes:
     axis_names: tuple[str, ...]
     found: dict[tuple[int, int], tuple[str, ...]] = field(default_factory=dict, repr=False, compare=False)
     """Answers so far; belongs to one export."""
+    unnamed: dict[str, tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
+    """Constants for sizes that are no product of named sizes, or of which two products fit."""
 
     def factors(self, full: int, tiny: int) -> tuple[str, ...]:
         """The names (or one literal) whose product is `full` at full size and `tiny` at tiny size, fewest names first.
 
-        Raises:
-            ExportError: no product fits, or several of the same number of names do.
+        Where no product fits, or several of the same number of names, the size becomes a constant of its own, such as N128.
         """
         key = (full, tiny)
         if key not in self.found:
@@ -53,21 +55,25 @@ class Sizes:
             return (str(full),)
         for count in range(1, MAX_FACTORS + 1):
             hits = [names for names in itertools.combinations(self.full, count) if self._product(names) == (full, tiny)]
-            if len(hits) > 1:
-                written = " and ".join("*".join(names) for names in hits)
-                raise ExportError(
-                    f"the size {full} (tiny: {tiny}) is ambiguous: {written} both fit",
-                    hint="Give the model's tiny version other sizes, so that no two products of named sizes are equal.",
-                )
-            if hits:
+            if len(hits) == 1:
                 return hits[0]
-        parts = self._with_literal(full, tiny)
-        if parts is None:
-            raise ExportError(
-                f"the size {full} (tiny: {tiny}) is no product of the model's named sizes {', '.join(self.full)}",
-                hint="Let the model state the missing size among its named sizes.",
-            )
-        return parts
+            if hits:
+                return (self._constant(full, tiny),)
+        return self._with_literal(full, tiny) or (self._constant(full, tiny),)
+
+    def _constant(self, full: int, tiny: int) -> str:
+        name, count = f"N{full}", 1
+        while name in self.full or name in self.unnamed:
+            count += 1
+            name = f"N{full}_{count}"
+        self.unnamed[name] = (full, tiny)
+        return name
+
+    def values(self) -> tuple[dict[str, int], dict[str, int]]:
+        """All names of the file with their full and their tiny values, unnamed ones last."""
+        assert self.tiny is not None
+        full = {**self.full, **{name: pair[0] for name, pair in self.unnamed.items()}}
+        return full, {**self.tiny, **{name: pair[1] for name, pair in self.unnamed.items()}}
 
     def _with_literal(self, full: int, tiny: int) -> tuple[str, ...] | None:
         """`HD//2`, `2*D`: one product of named sizes times, or divided by, a small number."""

@@ -1,0 +1,352 @@
+"""Writes a plan as one PyTorch training file. Pure: the same plan and graphs give the same bytes; nothing of torch is imported.
+
+The file consists of the templates beside this module, in order: head (constants, layouts, tables, redistribution), helpers of
+ops that need one, block functions, step, tail (model, data, training, verification). Marks `@@NAME@@` are filled in here; values
+enter through `repr` or as checked names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from importlib.resources import files
+
+from planner.errors import ExportError
+from planner.exporting.blocks import BlockWriter, Function, Layouts, TinyNodes, call_lines, layout_lines, wrapped
+from planner.exporting.driver import Driver
+from planner.exporting.lower import BlockKey, Program, lower
+from planner.exporting.ops import dtype_text
+from planner.exporting.symbols import Sizes, axis_variables
+from planner.graph import BACKWARD, FORWARD, JointGraph, Parameter, TensorRef, layer_of, without_layer
+from planner.placement import Placements, Shard, identifier
+from planner.plan import Plan
+from planner.units import GIB, format_ms
+
+TORCH_VERSION = "2.13."
+"""Exported files refuse other minor versions: they use operators whose signatures torch may change."""
+
+
+def write_script(plan: Plan, graph: JointGraph, tiny: JointGraph | None) -> str:
+    """The training file of a plan.
+
+    Args:
+        graph: the graph that the plan was made for.
+        tiny: the same model traced at small sizes, with the same depth; None if it has no small version: then sizes are
+            literal, and the file checks itself at full size.
+
+    Raises:
+        ExportError: the plan does not fit the graph, or an op cannot be written with the chosen layouts.
+    """
+    program = lower(plan, graph)
+    sizes = _sizes(plan, graph, tiny)
+    layouts = Layouts(taken=frozenset([*sizes.full, *sizes.axis_names]))
+    writer = BlockWriter(program, TinyNodes(graph, tiny), sizes, layouts)
+    functions = {block.key: writer.function(block) for block in program.blocks}
+    names = _function_names(program, functions)
+    text = _Script(program, tiny, sizes, layouts, writer.tiny, functions, names).text()
+    compile(text, "train.py", "exec")
+    return text
+
+
+def _sizes(plan: Plan, graph: JointGraph, tiny: JointGraph | None) -> Sizes:
+    full = dict(graph.symbols)
+    axis_names = axis_variables(plan.mesh, list(full))
+    if tiny is None:
+        return Sizes(full=full, tiny=None, axis_names=axis_names)
+    small = dict(tiny.symbols)
+    if list(small) != list(full):
+        raise ExportError(
+            f"the tiny version names other sizes ({', '.join(small)}) than the model ({', '.join(full)})",
+            hint="plan_sizes() must give the same names at every size.",
+        )
+    for name in full:
+        if not name.isidentifier() or name in _GLOBAL_NAMES:
+            raise ExportError(f"the size name {name!r} cannot be a name in the file", hint="Rename it in plan_sizes().")
+    return Sizes(full=full, tiny=small, axis_names=axis_names)
+
+
+_GLOBAL_NAMES = frozenset({
+    "FULL", "TINY", "PLAN_ID", "TORCH_MADE_FOR", "MESH_NAMES", "PLANNED_MESH", "MESH_SHAPE", "AXES", "DEVICE", "LOWP", "OPTIMIZER",
+    "OPTIONS", "END", "GROUPS", "PARAMS", "INPUTS", "TRAINED", "TIED", "PLANNED", "PLANNED_COLLECTIVES", "BLOCKS", "STEP_FLOPS",
+})  # fmt: skip
+
+
+def _function_names(program: Program, functions: dict[BlockKey, Function]) -> dict[BlockKey, str]:
+    """Blocks with equal text get one name; a second version of the same part gets a number."""
+    names: dict[BlockKey, str] = {}
+    known: dict[tuple[str, Function], str] = {}
+    versions: Counter[str] = Counter()
+    for key, function in functions.items():
+        part = "before" if key.index < 0 else "block" if key.index < program.num_layers else "after"
+        base = f"{part}_{'fwd' if key.phase == FORWARD else 'bwd'}"
+        if (base, function) not in known:
+            versions[base] += 1
+            known[base, function] = base if versions[base] == 1 else f"{base}_v{versions[base]}"
+        names[key] = known[base, function]
+    return names
+
+
+@dataclass(frozen=True)
+class _Script:
+    program: Program
+    tiny: JointGraph | None
+    sizes: Sizes
+    layouts: Layouts
+    tiny_nodes: TinyNodes
+    functions: dict[BlockKey, Function]
+    names: dict[BlockKey, str]
+
+    @property
+    def plan(self) -> Plan:
+        return self.program.plan
+
+    @property
+    def graph(self) -> JointGraph:
+        return self.program.graph
+
+    def text(self) -> str:
+        driver = Driver(self.program, self.names)
+        blocks = self._block_functions()
+        step = _fill(
+            template("step"),
+            {
+                "FORWARD": "\n".join(driver.lines(FORWARD)),
+                "BACKWARD": "\n".join(driver.lines(BACKWARD)),
+                "LOSS": driver.loss(),
+            },
+        )
+        tables = self._tables()  # after the blocks: these name the layouts and sizes that blocks use
+        marks = {**tables, **self._constants()}
+        marks["LAYOUTS"] = "\n".join(layout_lines(self.layouts))
+        head = _fill(template("head"), marks)
+        used = sorted(set(self.names.values()), key=list(self.names.values()).index)
+        listed = "\n".join(call_lines("BLOCKS = ", [repr(name) for name in used]))
+        parts = [head, _helpers(blocks), _BLOCKS_TITLE + blocks, f"{listed}  # compiled one by one with --compile", step, template("tail")]
+        return "\n\n\n".join(part.strip("\n") for part in parts if part.strip()) + "\n"
+
+    def _block_functions(self) -> str:
+        written: dict[str, str] = {}
+        for key, function in self.functions.items():
+            written.setdefault(self.names[key], function.write(self.names[key]))
+        return "\n\n\n".join(written.values())
+
+    # ---- constants --------------------------------------------------------------------------------------------------
+    def _constants(self) -> dict[str, str]:
+        plan, sizes = self.plan, self.sizes
+        full, tiny = sizes.values() if sizes.tiny is not None else ({}, {})
+        flops = [sum(node.flops for node in graph.nodes) for graph in (self.graph, self.tiny or self.graph)]
+        return {
+            "DOCSTRING": self._docstring(),
+            "PLAN_ID": repr(plan.plan_id),
+            "TORCH": repr(TORCH_VERSION),
+            "MESH_NAMES": repr(plan.mesh.axis_names),
+            "MESH_SHAPE": repr(plan.mesh.axis_sizes),
+            "FULL": _dict_text(full),
+            "TINY": _dict_text(tiny),
+            "FLOPS": f"({flops[0]:.6e}, {flops[1]:.6e})",
+            "SIZES": f"({', '.join(full)},) = FULL.values()" if full else "# sizes are literal numbers: one size is known",
+            "AXES": repr(sizes.axis_names),
+            "AXIS_SIZES": f"({', '.join(sizes.axis_names)},) = PLANNED_MESH",
+            "OPTIMIZER": repr(plan.memory_policy.optimizer),
+            "GROUPS": repr(self._groups()),
+            "PLANNED": self._planned_redistributions(),
+            "PLANNED_COLLECTIVES": _nested_dict_text(plan.collective_counts),
+        }
+
+    def _docstring(self) -> str:
+        plan, graph = self.plan, self.graph
+        memory = {name.removesuffix("_bytes"): value / GIB for name, value in plan.memory.to_json().items()}
+        request = graph.request
+        asked = ", ".join(
+            f"{name} {value}"
+            for name, value in (("batch", request.batch), ("seq", request.seq), ("layers", request.layers), ("", request.precision))
+            if value is not None
+        )
+        shapes = ", ".join(f"{item.name} {list(graph.meta(TensorRef(item.node, 0)).shape)}" for item in graph.inputs)
+        lines = [
+            f"Training step of plan {plan.plan_id}. Needs PyTorch {TORCH_VERSION}x and nothing else.",
+            "",
+            f"model      {_plain(request.model)} ({asked}); {_plain(graph.class_name) or 'class not recorded'}",
+            f"inputs     {shapes}",
+            f"mesh       {plan.mesh}, {plan.mesh.num_devices} devices ({_plain(plan.hardware_name)})",
+            f"predicted  {format_ms(plan.objective_us)} per step (serial, no overlap): compute {format_ms(plan.compute_us)}, "
+            f"communication {format_ms(plan.comm_us)}",
+            "           "
+            + ", ".join(f"{name} {gib:.3f} GiB" for name, gib in memory.items())
+            + f", together {plan.memory.peak_bytes / GIB:.3f} GiB per device",
+        ]
+        for phase, counts in plan.collective_counts.items():
+            counted = [f"{count} {label}" for label, count in counts.items()] or ["no collectives"]
+            lines += _paragraph(f"{phase:<11}", counted)
+        return '"""' + "\n".join([*lines, *_COMMANDS.format(mesh=",".join(map(str, _small_mesh(plan)))).splitlines()]) + '\n"""'
+
+    def _groups(self) -> tuple[tuple[int, ...], ...]:
+        axes = {step.collective.axes for r in self.plan.redistributions for step in r.steps if step.collective is not None}
+        return tuple(sorted(axes, key=lambda group: (len(group), group)))
+
+    def _planned_redistributions(self) -> str:
+        counts: dict[str, Counter[str]] = {FORWARD: Counter(), BACKWARD: Counter()}
+        for r in self.plan.redistributions:
+            counts[r.phase][" -> ".join(identifier(p) for p in (r.source, *(step.target for step in r.steps)))] += 1
+        return _nested_dict_text({phase: dict(sorted(found.items())) for phase, found in counts.items()})
+
+    # ---- tables -----------------------------------------------------------------------------------------------------
+    def _tables(self) -> dict[str, str]:
+        trained = [p.name for p in self.graph.parameters if p.gradient is not None]
+        all_trained = len(trained) == len(self.graph.parameters)
+        tied = {alias: p.name for p in self.graph.parameters for alias in p.names[1:]}
+        return {
+            "PARAMS": "\n".join(self._parameter_lines()),
+            "TRAINED": "list(parameters())" if all_trained else repr(trained),
+            "TIED": repr(tied),
+            "INPUTS": "\n".join(self._input_lines()),
+            "DIVISIBLE": "\n".join(self._divisible_lines()),
+        }
+
+    def _parameter_lines(self) -> list[str]:
+        """Parameters that differ only in the layer number share a line."""
+        for node in self.graph.nodes:
+            if node.kind == "buffer":
+                raise ExportError(
+                    f"the model reads the buffer {node.key.partition(':')[2]}, whose values the plan does not know",
+                    hint="Compute it inside forward, so that the exported file computes it too.",
+                )
+        groups: dict[tuple[str, str], list[int | None]] = {}
+        for parameter in self.graph.parameters:
+            groups.setdefault((without_layer(parameter.name), self._parameter_entry(parameter)), []).append(layer_of(parameter.name))
+        lines = []
+        for (name, entry), layers in groups.items():
+            if layers[0] is None:
+                lines.append(f"        {name!r}: {entry},")
+            else:
+                pattern = name.replace("*", "{i}", 1)
+                lines.append(f'        **{{f"{pattern}": {entry} for i in {_range_text([n for n in layers if n is not None])}}},')
+        return [line.replace("'", '"') for line in lines]
+
+    def _parameter_entry(self, parameter: Parameter) -> str:
+        ref = TensorRef(parameter.node, 0)
+        full, tiny = self.graph.meta(ref), self.tiny_nodes.meta(ref)
+        stored = self._stored(parameter.node)
+        rule = (parameter.init.kind, *parameter.init.values)
+        dtype = dtype_text(full.dtype)
+        return f"({self.sizes.shape(full.shape, tiny.shape)}, {self.layouts.name(stored)}, {dtype}, {rule!r})"
+
+    def _stored(self, node: int) -> Placements:
+        found = self.plan.choices[self.graph.nodes[node].key].outputs[0]
+        assert found is not None
+        return found
+
+    def _input_lines(self) -> list[str]:
+        lines = []
+        small = {item.name: item for item in (self.tiny or self.graph).inputs}
+        for item in self.graph.inputs:
+            ref = TensorRef(item.node, 0)
+            full, tiny = self.graph.meta(ref), self.tiny_nodes.meta(ref)
+            high = "None"
+            if item.high is not None:
+                tiny_high = small[item.name].high
+                high = self.sizes.number(item.high, item.high if tiny_high is None else tiny_high)
+            shape = self.sizes.shape(full.shape, tiny.shape)
+            layout = self.layouts.name(self._stored(item.node))
+            lines.append(f'        "{item.name}": ({shape}, {layout}, {dtype_text(full.dtype)}, {high}),')
+        return lines
+
+    def _divisible_lines(self) -> list[str]:
+        """Every (dim, axes) at which some tensor of the plan is split."""
+        found: dict[tuple[str, tuple[str, ...]], None] = {}
+        for index, node in enumerate(self.graph.nodes):
+            choice, tiny = self.plan.choices[node.key], self.tiny_nodes.node(index)
+            for full_meta, tiny_meta, placements in zip(node.outputs, tiny.outputs, choice.outputs, strict=True):
+                if full_meta is not None and tiny_meta is not None and placements is not None:
+                    self._add_splits(full_meta.shape, tiny_meta.shape, placements, found)
+        for r in self.plan.redistributions:
+            ref = TensorRef(self.graph.node_by_key[r.tensor[0]], r.tensor[1])
+            for step in r.steps:
+                self._add_splits(self.graph.meta(ref).shape, self.tiny_nodes.meta(ref).shape, step.target, found)
+        return [
+            f'        ("{dim}", {dim}, {axes!r}),'.replace("'", '"')
+            for dim, axes in sorted(found)
+            if not any(dim == other and set(axes) < set(more) for other, more in found)
+        ]
+
+    def _add_splits(
+        self,
+        full: tuple[int, ...],
+        tiny: tuple[int, ...],
+        placements: Placements,
+        found: dict[tuple[str, tuple[str, ...]], None],
+    ) -> None:
+        for dim, (a, b) in enumerate(zip(full, tiny, strict=True)):
+            axes = tuple(name for name, one in zip(self.sizes.axis_names, placements, strict=True) if one == Shard(dim))
+            if axes:
+                found[self.sizes.number(a, b), axes] = None
+
+
+_BLOCKS_TITLE = "# ---- the planned computation: pieces in, pieces out; a comment gives each result's layout\n"
+
+_COMMANDS = """
+verify     python train.py --dry-run     full sizes, fake tensors, fake process group: shapes and collectives as planned
+           python train.py --check       small sizes, fp32, threads as ranks: sharded = unsharded, loss and every gradient
+train      torchrun --nproc_per_node=4 train.py --device cpu --tiny --mesh {mesh} --steps 3
+           torchrun --nnodes=N --nproc_per_node=8 --rdzv_backend=c10d --rdzv_endpoint=HOST:29500 train.py --compile --save DIR
+The order of the mesh axes is part of the plan: the last axis must stay on the nearest devices (torchrun numbers ranks node by
+node). Not run where this file was made: GPU kernels, NCCL, the CUDA branch of attention."""
+
+
+def _small_mesh(plan: Plan) -> tuple[int, ...]:
+    """Four ranks or fewer: the last two axes of more than one device at 2, others at 1."""
+    large = [axis for axis, size in enumerate(plan.mesh.axis_sizes) if size > 1][-2:]
+    return tuple(2 if axis in large else 1 for axis in range(plan.mesh.num_axes))
+
+
+def template(name: str) -> str:
+    return files("planner.exporting").joinpath("templates", f"{name}.py.txt").read_text()
+
+
+def _fill(text: str, marks: dict[str, str]) -> str:
+    filled = re.sub(r"@@([A-Z_]+)@@", lambda match: marks[match[1]], text)
+    return filled
+
+
+def _helpers(blocks: str) -> str:
+    """The helpers of ops that the blocks call, and what these call themselves."""
+    parts = re.split(r"^@@(\w+)@@\n", template("op_helpers"), flags=re.M)
+    sections = dict(zip(parts[1::2], parts[2::2], strict=True))
+    needed, text = [], blocks
+    for name in reversed(sections):
+        functions = re.findall(r"^def (\w+)", sections[name], flags=re.M)
+        if any(f"{function}(" in text for function in functions):
+            needed.append(name)
+            text += sections[name]
+    return "\n\n\n".join(sections[name].strip("\n").replace("\n\ndef ", "\n\n\ndef ") for name in sections if name in needed)
+
+
+def _plain(text: str) -> str:
+    """Text of the user inside the docstring: printable, without quotes or backslashes."""
+    return re.sub(r"[^\w .,:=/()+-]", "?", text)
+
+
+def _paragraph(title: str, items: list[str]) -> list[str]:
+    lines = wrapped(items, " " * len(title), 126)
+    lines[-1] = lines[-1].rstrip(",")
+    return [title + lines[0].strip(), *lines[1:]]
+
+
+def _dict_text(values: object) -> str:
+    return repr(dict(values)).replace("'", '"')  # type: ignore[call-overload]
+
+
+def _nested_dict_text(values: dict[str, dict[str, int]]) -> str:
+    lines = ["{"]
+    for key, inner in values.items():
+        items = [f'"{name}": {count}' for name, count in inner.items()]
+        one = f'    "{key}": {{{", ".join(items)}}},'
+        lines += [one] if len(one) <= 130 else [f'    "{key}": {{', *wrapped(items, " " * 8), "    },"]
+    return "\n".join([*lines, "}"])
+
+
+def _range_text(layers: list[int]) -> str:
+    if layers == list(range(layers[0], layers[-1] + 1)):
+        return f"range({layers[0]}, {layers[-1] + 1})" if layers[0] else f"range({layers[-1] + 1})"
+    return repr(layers)

@@ -1,0 +1,92 @@
+"""Random legal plans: any strategy of every node that the tensors can reach, any shared layouts in between.
+
+An exporter has to carry out every legal plan, not only good ones; these reach layouts that no optimum would ever use.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.constraint import Constraint
+from planner.cost import CostTable
+from planner.graph import TensorRef
+from planner.plan import Plan, SolveReport
+from planner.redistribution import Routes
+from planner.solving.assemble import GRADIENT_STORE, assemble, price_redistributions, uses_by_phase
+from planner.solving.solve import Solution
+
+STAY = 0.35
+"""Share of nodes that take a strategy at random among those that need no redistribution of their operands, if there is one."""
+
+
+def random_plan(costs: CostTable, seed: int, *, constraints: tuple[Constraint, ...] = ()) -> Plan:
+    """A legal plan drawn at random; `constraints` are only recorded. The loss is not forced to be replicated: its op is."""
+    generator = np.random.default_rng(seed)
+    strategy = _strategies(costs, generator)
+    shared = _shared(costs, strategy, generator)
+    compute = sum(float(us[strategy[node]]) for node, us in enumerate(costs.compute_us))
+    objective = compute + price_redistributions(costs, strategy, shared)
+    report = SolveReport(status="feasible", objective_us=objective, bound_us=0.0, method=f"random, seed {seed}", seconds=0.0)
+    return assemble(costs, Solution(strategy=strategy, shared=shared, report=report), constraints)
+
+
+def _strategies(costs: CostTable, generator: np.random.Generator) -> np.ndarray:
+    space, graph = costs.space, costs.space.graph
+    chosen = np.full(len(graph.nodes), -1, np.int64)
+    stores: dict[TensorRef, list[int]] = {}
+    for parameter in graph.parameters:
+        if parameter.gradient is not None:
+            stores.setdefault(parameter.gradient, []).append(parameter.node)
+    for index, node in enumerate(graph.nodes):
+        strategies = space.strategies[index]
+        legal = np.ones(len(strategies), bool)
+        free = np.ones(len(strategies), bool)
+        for slot in strategies.operand_slots:
+            ref = node.operands[slot]
+            made = _made(costs, chosen, ref)
+            wanted = strategies.operand(slot)
+            legal &= np.isfinite(costs.routes_of_use(space.lattice_of[ref], index, slot).table_us[made, wanted])
+            free &= wanted == made
+        for output, meta in enumerate(node.outputs):
+            for parameter in stores.get(TensorRef(index, output), []) if meta is not None else []:
+                stored = _made(costs, chosen, TensorRef(parameter, 0))
+                routes = costs.routes[space.lattice_of[TensorRef(index, output)]]
+                legal &= np.isfinite(routes.table_us[strategies.output(output), stored])
+        assert legal.any(), f"no legal strategy of {node.key} after random choices before it"
+        pool = legal & free if (legal & free).any() and generator.random() < STAY else legal
+        chosen[index] = generator.choice(np.flatnonzero(pool))
+    return chosen
+
+
+def _made(costs: CostTable, chosen: np.ndarray, ref: TensorRef) -> int:
+    return int(costs.space.strategies[ref.node].output(ref.output)[chosen[ref.node]])
+
+
+def _shared(costs: CostTable, chosen: np.ndarray, generator: np.random.Generator) -> dict[tuple[TensorRef, str], int]:
+    space = costs.space
+    found: dict[tuple[TensorRef, str], int] = {}
+    for (ref, phase), uses in uses_by_phase(costs).items():
+        if len(uses) < 2:
+            continue
+        lattice = space.lattice_of[ref]
+        made = _made(costs, chosen, ref)
+        reachable = np.isfinite(_routes_to_shared(costs, lattice, uses).table_us[made])
+        for consumer, slot in uses:
+            wanted = _wanted(costs, chosen, consumer, slot)
+            reachable &= np.isfinite(costs.routes_of_use(lattice, consumer, slot).table_us[:, wanted])
+        assert reachable[made], (space.graph.nodes[ref.node].key, phase)
+        found[ref, phase] = made if generator.random() < STAY else int(generator.choice(np.flatnonzero(reachable)))
+    return found
+
+
+def _routes_to_shared(costs: CostTable, lattice: int, uses: list[tuple[int, int]]) -> Routes:
+    unreduced = any(use in costs.unreduced for use in uses)
+    return costs.routes_without_reduction[lattice] if unreduced else costs.routes[lattice]
+
+
+def _wanted(costs: CostTable, chosen: np.ndarray, consumer: int, slot: int) -> int:
+    strategies = costs.space.strategies[consumer]
+    column = strategies.output(0) if slot == GRADIENT_STORE else strategies.operand(slot)
+    return int(column[chosen[consumer]])
+
+
