@@ -14,7 +14,7 @@ import numpy as np
 
 from planner.solving.core import solve_core
 from planner.solving.layout import Layout
-from planner.solving.message_passing import Effort, MessagePassing, Outcome, TOLERANCE
+from planner.solving.message_passing import TOLERANCE, Effort, MessagePassing, Outcome
 from planner.solving.problem import PairwiseProblem
 
 CLOSE_ENOUGH = 1e-4
@@ -220,8 +220,8 @@ def mix_plans(
     more_bytes = np.bincount(label, problem.num_bytes[at_other] - problem.num_bytes[at_fits], count)
     free = budget_bytes - problem.used_bytes(fits)
     take = np.zeros(count, np.bool_)
-    places = np.unique(label[differs])
-    for place in sorted(places, key=lambda c: (us[c] / max(more_bytes[c], 1e-9) if us[c] < 0 else math.inf, c)):
+    per_byte = us / np.maximum(more_bytes, 1e-9)
+    for place in np.argsort(per_byte, kind="stable"):
         if us[place] < 0 and more_bytes[place] <= free:
             take[place] = True
             free -= more_bytes[place]

@@ -106,18 +106,18 @@ def explain_budget(
 
     placed = [r for r in restrictions if r.masks]
     conflict = smallest_conflict(placed, too_big)
-    shortfall = least.bound_bytes - limit
+    shortfall = round(least.bound_bytes) - limit
     at_least = "" if least.proved else "at least "
     kept = [f"{r.text} keeps {held} B on a device" for r in conflict if (held := _held_bytes(problem, r))]
     message = (
         f"the memory budget of {limit} B ({format_gib(limit)}) is {at_least}{shortfall} B short: "
-        f"the least possible {'with these constraints ' if placed else ''}is {at_least}{least.bound_bytes} B "
+        f"the least possible {'with these constraints ' if placed else ''}is {at_least}{round(least.bound_bytes)} B "
         f"({format_gib(least.bound_bytes)}) per device" + (f"; {'; '.join(kept)}" if kept else "")
     )
-    hint = f"Give at least {least.bound_bytes} B, use more devices, or make the batch or sequence smaller."
+    hint = f"Give at least {round(least.bound_bytes)} B, use more devices, or make the batch or sequence smaller."
     names = [budget.text, *(r.text for r in conflict)]
     if conflict:
-        hint = f"Remove one of {', '.join(r.text for r in conflict)}, or give at least {least.bound_bytes} B."
+        hint = f"Remove one of {', '.join(r.text for r in conflict)}, or give at least {round(least.bound_bytes)} B."
     return InfeasibleError(message, hint=hint, conflicts=names, shortfall_bytes=shortfall)
 
 

@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs
 """Arc consistency: drop every strategy that some neighbour can never serve. What is left is the honest list of what is legal."""
 
 from __future__ import annotations

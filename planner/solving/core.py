@@ -159,7 +159,7 @@ def _parts(core: Core) -> list[Core]:
         mine = np.flatnonzero(label[lay.edge_u] == name)
         tables = {int(t): i for i, t in enumerate(dict.fromkeys(lay.edge_table[mine]))}
         specs = [
-            EdgeSpec(int(number[lay.edge_u[e]]), int(number[lay.edge_v[e]]), *lay.ports(e), tables[int(lay.edge_table[e])])
+            EdgeSpec(int(number[lay.edge_u[e]]), int(number[lay.edge_v[e]]), *lay.ports(int(e)), tables[int(lay.edge_table[e])])
             for e in mine
         ]
         first_edge = {int(lay.edge_table[e]): int(e) for e in mine[::-1]}

@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs
 """Compiled loops of message passing: sweeps with a proven bound, decoding, and the mending of a decoded plan.
 
 Method: sequential tree-reweighted message passing (V. Kolmogorov, "Convergent tree-reweighted message passing for energy
@@ -110,7 +111,7 @@ def _gather(lay, cost, m, i, d):
 @numba.njit(cache=True)
 def _share(lay, i):
     """g: which part of a node's cost each of its chains gets."""
-    return 1.0 / max(1, max(lay.out_at[i + 1] - lay.out_at[i], lay.in_at[i + 1] - lay.in_at[i]))
+    return 1.0 / max(1, lay.out_at[i + 1] - lay.out_at[i], lay.in_at[i + 1] - lay.in_at[i])
 
 
 @numba.njit(cache=True)
@@ -205,6 +206,52 @@ def decode_backward(lay, cost, m, penalty, x):
 
 
 @numba.njit(cache=True)
+def _forward_pass(lay, cost, m, active, eps, d, h, msg):
+    """Messages towards later nodes."""
+    for i in range(lay.first.size - 1):
+        if not (active[i] and m.stale_forward[i]):
+            continue
+        m.stale_forward[i] = False
+        k, g = _gather(lay, cost, m, i, d), _share(lay, i)
+        for c in range(lay.out_at[i], lay.out_at[i + 1]):
+            e = lay.out_edge[c]
+            t = lay.edge_table[e]
+            n, at = lay.table_size[t], lay.message_at[e]
+            _spread(lay.pool, lay.port_u[e], d, k, g, h, n)
+            _transform(h, m.backward, at, lay.table, lay.table_at[t], n, msg)
+            moved, _ = _store(m.forward, at, n, msg, eps)
+            if moved:
+                m.stale_forward[lay.edge_v[e]] = True
+                m.stale_backward[lay.edge_v[e]] = True
+
+
+@numba.njit(cache=True)
+def _backward_pass(lay, cost, m, active, eps, d, h, msg):
+    """Messages towards earlier nodes, and the parts of the bound."""
+    for i in range(lay.first.size - 2, -1, -1):
+        if not (active[i] and m.stale_backward[i]):
+            continue
+        m.stale_backward[i] = False
+        k, g = _gather(lay, cost, m, i, d), _share(lay, i)
+        low = d[_argmin(d, k)]
+        m.node_low[i] = low
+        for s in range(k):
+            d[s] -= low
+        for c in range(lay.in_at[i], lay.in_at[i + 1]):
+            e = lay.in_edge[c]
+            t = lay.edge_table[e]
+            n, at = lay.table_size[t], lay.message_at[e]
+            _spread(lay.pool, lay.port_v[e], d, k, g, h, n)
+            _transform(h, m.forward, at, lay.table_transposed, lay.table_at[t], n, msg)
+            moved, m.edge_low[e] = _store(m.backward, at, n, msg, eps)
+            if moved:
+                u = lay.edge_u[e]
+                m.stale_forward[u] = True
+                m.stale_backward[u] = True
+                m.stale_choice[u] = True
+
+
+@numba.njit(cache=True)
 def sweeps(lay, cost, m, active, whole, count, tolerance, eps, penalty, x):
     """Up to `count` sweeps (forward pass, decoding, backward pass); the best plan found goes into x.
 
@@ -212,60 +259,24 @@ def sweeps(lay, cost, m, active, whole, count, tolerance, eps, penalty, x):
     every node is active. Stops early when proved (gap within `tolerance`, relative) or when nothing is stale.
     -> (value of x, bound, sweeps done)
     """
-    num_nodes = lay.first.size - 1
     d = np.empty(np.diff(lay.first).max())
     widest = lay.table_size.max() if lay.table_size.size else 1
     h, msg = np.empty(widest), np.empty(widest)
     best, bound, done = np.inf, -np.inf, 0
     for _ in range(count):
-        for i in range(num_nodes):
-            if not (active[i] and m.stale_forward[i]):
-                continue
-            m.stale_forward[i] = False
-            k, g = _gather(lay, cost, m, i, d), _share(lay, i)
-            for c in range(lay.out_at[i], lay.out_at[i + 1]):
-                e = lay.out_edge[c]
-                t = lay.edge_table[e]
-                n, at = lay.table_size[t], lay.message_at[e]
-                _spread(lay.pool, lay.port_u[e], d, k, g, h, n)
-                _transform(h, m.backward, at, lay.table, lay.table_at[t], n, msg)
-                moved, _ = _store(m.forward, at, n, msg, eps)
-                if moved:
-                    m.stale_forward[lay.edge_v[e]] = True
-                    m.stale_backward[lay.edge_v[e]] = True
-        _decode_forward(lay, cost, m, penalty, d)
-        value = value_of(lay, cost, m.choice)
-        if value < best:
-            best = value
-            x[:] = m.choice
-        for i in range(num_nodes - 1, -1, -1):
-            if not (active[i] and m.stale_backward[i]):
-                continue
-            m.stale_backward[i] = False
-            k, g = _gather(lay, cost, m, i, d), _share(lay, i)
-            low = d[_argmin(d, k)]
-            m.node_low[i] = low
-            for s in range(k):
-                d[s] -= low
-            for c in range(lay.in_at[i], lay.in_at[i + 1]):
-                e = lay.in_edge[c]
-                t = lay.edge_table[e]
-                n, at = lay.table_size[t], lay.message_at[e]
-                _spread(lay.pool, lay.port_v[e], d, k, g, h, n)
-                _transform(h, m.forward, at, lay.table_transposed, lay.table_at[t], n, msg)
-                moved, m.edge_low[e] = _store(m.backward, at, n, msg, eps)
-                if moved:
-                    u = lay.edge_u[e]
-                    m.stale_forward[u] = True
-                    m.stale_backward[u] = True
-                    m.stale_choice[u] = True
+        _forward_pass(lay, cost, m, active, eps, d, h, msg)
+        if whole:
+            _decode_forward(lay, cost, m, penalty, d)
+            value = value_of(lay, cost, m.choice)
+            if value < best:
+                best = value
+                x[:] = m.choice
+        _backward_pass(lay, cost, m, active, eps, d, h, msg)
         done += 1
         total = m.node_low.sum() + m.edge_low.sum()
         if whole:
             bound = max(bound, total)
-            if best - bound <= tolerance * abs(best):
-                break
-            if not (m.stale_forward.any() or m.stale_backward.any()):
+            if best - bound <= tolerance * abs(best) or not (m.stale_forward.any() or m.stale_backward.any()):
                 break
         else:
             if done > 3 and abs(total - bound) <= 1e-7 * abs(total):
@@ -395,33 +406,36 @@ def mend(lay, cost, orders, penalty, x):
         _grow_forest(lay, orders[round_], root_of, in_forest)
         count = _visit_order(lay, in_forest, parent_edge, visit)
         for a in range(count):
-            i = visit[a]
-            start = lay.first[i]
-            k = lay.first[i + 1] - start
-            d = total[start : start + k]
-            for s in range(k):
-                d[s] = cost[start + s]
-            for c in range(lay.out_at[i], lay.out_at[i + 1]):
-                e = lay.out_edge[c]
-                if not in_forest[lay.edge_v[e]]:
-                    _price_row(lay, e, False, x[lay.edge_v[e]], penalty, d, k)
-            for c in range(lay.in_at[i], lay.in_at[i + 1]):
-                e = lay.in_edge[c]
-                if not in_forest[lay.edge_u[e]]:
-                    _price_row(lay, e, True, x[lay.edge_u[e]], penalty, d, k)
+            _price_against_rest(lay, cost, visit[a], in_forest, penalty, x, total)
         for a in range(count - 1, -1, -1):
             _send_to_parent(lay, total, visit[a], parent_edge[visit[a]], penalty, h, msg, zero)
         for a in range(count):
             i, e = visit[a], parent_edge[visit[a]]
-            start = lay.first[i]
-            k = lay.first[i + 1] - start
-            d = total[start : start + k]
+            k = lay.first[i + 1] - lay.first[i]
+            d = total[lay.first[i] : lay.first[i + 1]]
             if e >= 0:
                 from_u = lay.edge_v[e] == i
                 _price_row(lay, e, from_u, x[lay.edge_u[e]] if from_u else x[lay.edge_v[e]], penalty, d, k)
             best = _argmin(d, k)
             if d[best] < d[x[i]]:
                 x[i] = best
+
+
+@numba.njit(cache=True)
+def _price_against_rest(lay, cost, i, in_forest, penalty, x, total):
+    """Prices of node i's strategies, its neighbours outside the forest being held at x."""
+    k = lay.first[i + 1] - lay.first[i]
+    d = total[lay.first[i] : lay.first[i + 1]]
+    for s in range(k):
+        d[s] = cost[lay.first[i] + s]
+    for c in range(lay.out_at[i], lay.out_at[i + 1]):
+        e = lay.out_edge[c]
+        if not in_forest[lay.edge_v[e]]:
+            _price_row(lay, e, False, x[lay.edge_v[e]], penalty, d, k)
+    for c in range(lay.in_at[i], lay.in_at[i + 1]):
+        e = lay.in_edge[c]
+        if not in_forest[lay.edge_u[e]]:
+            _price_row(lay, e, True, x[lay.edge_u[e]], penalty, d, k)
 
 
 @numba.njit(cache=True)

@@ -92,11 +92,7 @@ class MessagePassing:
         touched = np.logical_or.reduceat(differs, self.layout.first[:-1])
         self.cost_us[:] = cost_us
         for stale in (self.messages.stale_forward, self.messages.stale_backward, self.messages.stale_choice):
-            stale |= touched
-
-    def make_stale(self) -> None:
-        for stale in (self.messages.stale_forward, self.messages.stale_backward, self.messages.stale_choice):
-            stale[:] = True
+            stale[touched] = True
 
     def settle(self, active: np.ndarray, max_sweeps: int, eps_us: float) -> None:
         """Pass messages among some nodes only: a good start near a change. Gives no bound."""

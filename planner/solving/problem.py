@@ -60,7 +60,7 @@ class PairwiseProblem:
         return lay.table[lay.table_at[lay.edge_table] + row * lay.table_size[lay.edge_table] + column]
 
     def used_bytes(self, choice: np.ndarray) -> int:
-        return int(round(self.num_bytes[self.layout.first[:-1] + choice].sum()))
+        return round(float(self.num_bytes[self.layout.first[:-1] + choice].sum()))
 
     @property
     def num_strategies(self) -> int:

@@ -21,8 +21,8 @@ from planner.graph import TensorRef, layer_of
 from planner.plan import SolveReport
 from planner.solving import message_passing
 from planner.solving.budget import BudgetOutcome, least_memory, solve_within_budget
-from planner.solving.consistency import make_consistent
 from planner.solving.conflicts import explain_budget, explain_placements, has_plan, living
+from planner.solving.consistency import make_consistent
 from planner.solving.core import solve_core
 from planner.solving.kernels import Messages
 from planner.solving.message_passing import TOLERANCE, Effort, MessagePassing, Outcome
@@ -51,13 +51,13 @@ class Solution:
         strategy: int64 [graph nodes], strategy number of each node.
         shared: placement number of every shared placement, by (tensor, phase).
         report: status, value and bound.
-        used_bytes: memory on a device, as the budget counts it.
+        used_bytes: memory on a device, as the budget counts it; None if the plan was not solved but replayed.
     """
 
     strategy: np.ndarray
     shared: Mapping[SharedKey, int]
     report: SolveReport
-    used_bytes: int
+    used_bytes: int | None = None
 
 
 @dataclass(eq=False)

@@ -28,7 +28,7 @@ def brute_force(
 
     `pins`: output placement numbers demanded. With `minimise_bytes` the objective is memory instead of time.
     """
-    space, graph = costs.space, costs.space.graph
+    space = costs.space
     uses = _uses(costs)
     allowed = [
         [

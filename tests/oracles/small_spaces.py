@@ -37,7 +37,7 @@ def op(key: str, operands: tuple[TensorRef, ...], *, phase: str = FORWARD, meta:
     """An op that reads `operands`; module defaults to the part of the key before `/`."""
     return Node(
         key=key, op="test.op.default", name="op", kind="op", phase=phase, operands=operands,
-        args=tuple(OperandRef(i) for i in range(len(operands))), outputs=(meta,), module=module or key.split("/")[0],
+        args=tuple(OperandRef(i) for i in range(len(operands))), outputs=(meta,), module=module or key.partition("/")[0],
     )  # fmt: skip
 
 
