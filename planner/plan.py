@@ -209,7 +209,7 @@ class Plan:
                 hardware_hash=data["hardware"]["hash"],
                 memory_policy=MemoryPolicy(optimizer=data["optimizer"]),
                 constraints=tuple(constraints_module.from_json(c, mesh) for c in data["constraints"]),
-                choices={key: _choice_from_json(value, mesh) for key, value in data["choices"].items()},
+                choices=_choices_from_json(data["choices"], mesh),
                 redistributions=tuple(_redistribution_from_json(r, mesh) for r in data["redistributions"]),
                 memory=MemoryBreakdown.from_json(data["memory"]),
                 report=SolveReport(**data["report"]),
@@ -252,13 +252,20 @@ def _parse(written: str | None, mesh: Mesh) -> Placements | None:
     return None if written is None else parse(written, mesh)
 
 
-def _choice_from_json(data: Any, mesh: Mesh) -> Choice:
-    operands, outputs, compute_us = data
-    return Choice(
-        operands=tuple(_parse(p, mesh) for p in operands),
-        outputs=tuple(_parse(p, mesh) for p in outputs),
-        compute_us=float(compute_us),
-    )
+def _choices_from_json(data: Mapping[str, Any], mesh: Mesh) -> dict[str, Choice]:
+    """Equal choices (repeated layers) become one object."""
+    made: dict[tuple[Any, ...], Choice] = {}
+    choices: dict[str, Choice] = {}
+    for key, (operands, outputs, compute_us) in data.items():
+        same = (tuple(operands), tuple(outputs), compute_us)
+        if same not in made:
+            made[same] = Choice(
+                operands=tuple(_parse(p, mesh) for p in operands),
+                outputs=tuple(_parse(p, mesh) for p in outputs),
+                compute_us=float(compute_us),
+            )
+        choices[key] = made[same]
+    return choices
 
 
 def _redistribution_to_json(r: Redistribution) -> dict[str, Any]:

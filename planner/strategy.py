@@ -87,8 +87,12 @@ class Lattice:
         codes = [p.code if size > 1 else R for p, size in zip(placements, self.mesh.axis_sizes, strict=True)]
         return int(self.index(np.array(codes)))
 
+    @cached_property
+    def _placements(self) -> tuple[Placements, ...]:
+        return tuple(from_codes(codes) for codes in self.codes.tolist())
+
     def placements(self, number: int) -> Placements:
-        return from_codes(self.codes[number])
+        return self._placements[number]
 
     def text(self, number: int) -> str:
         return codes_text(self.codes[number])

@@ -31,9 +31,12 @@ class RuleRows:
 def enumerate_strategies(graph: JointGraph, mesh: Mesh) -> StrategySpace:
     """All legal strategies of every node on the mesh. Changes nothing it is given."""
     slots = [_edge_slots(node) for node in graph.nodes]
-    signatures = [OpSignature.of(node, graph) if node.is_op else None for node in graph.nodes]
-    rows = _rows(signatures, slots)
-    per_node = [None if signature is None else rows[signature] for signature in signatures]
+    distinct: dict[OpSignature, int] = {}
+    numbers = [distinct.setdefault(OpSignature.of(node, graph), len(distinct)) if node.is_op else -1 for node in graph.nodes]
+    signatures = list(distinct)
+    tables = DTensorRules.load()
+    rows = [rule_rows(signature, tables) for signature in signatures]
+    per_node = [None if number < 0 else rows[number] for number in numbers]
     dims = useful_dims(graph, [None if found is None else found.rows for found in per_node], slots)
     lattices, lattice_of = _lattices(graph, mesh, dims)
     shared: dict[tuple[object, ...], Strategies] = {}
@@ -41,9 +44,10 @@ def enumerate_strategies(graph: JointGraph, mesh: Mesh) -> StrategySpace:
     for index, node in enumerate(graph.nodes):
         outputs = [lattice_of.get(TensorRef(index, output), -1) for output in range(len(node.outputs))]
         ports = [*outputs, *(lattice_of[node.operands[slot]] for slot in slots[index])]
-        key = (signatures[index] or node.kind, tuple(ports))
+        key = (numbers[index], node.kind, tuple(ports))
         if key not in shared:
-            shared[key] = _node_strategies(node, signatures[index], per_node[index], ports, lattices, slots[index], mesh)
+            signature = signatures[numbers[index]] if node.is_op else None
+            shared[key] = _node_strategies(node, signature, per_node[index], ports, lattices, slots[index], mesh)
         strategies.append(shared[key])
     return StrategySpace(
         graph=graph,
@@ -78,11 +82,6 @@ def rule_rows(signature: OpSignature, tables: DTensorRules) -> RuleRows:
 
 def _fits(code: int, meta: TensorMeta | None) -> bool:
     return meta is None or code not in (P, P_MAX) or meta.is_floating
-
-
-def _rows(signatures: list[OpSignature | None], slots: list[tuple[int, ...]]) -> Mapping[OpSignature, RuleRows]:
-    tables = DTensorRules.load()
-    return {signature: rule_rows(signature, tables) for signature in dict.fromkeys(signatures) if signature is not None}
 
 
 def _edge_slots(node: Node) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ from planner.constraint import Constraint
 from planner.cost import CostTable
 from planner.graph import BACKWARD, TensorRef
 from planner.memory import MemoryBreakdown
-from planner.placement import Placements
 from planner.plan import Choice, Plan, Redistribution, SolveReport, Step
 from planner.redistribution import Routes
 from planner.solving.solve import Solution
@@ -23,7 +22,6 @@ def assemble(costs: CostTable, solution: Solution, constraints: Sequence[Constra
     """The plan of a solution. Its redistributions are those that were priced; their prices and the compute add up to the
     objective."""
     space, graph = costs.space, costs.space.graph
-    choices = {node.key: _choice(costs, index, int(solution.strategy[index])) for index, node in enumerate(graph.nodes)}
     plan = Plan(
         request=graph.request,
         structure_fingerprint=graph.structure_fingerprint,
@@ -33,7 +31,7 @@ def assemble(costs: CostTable, solution: Solution, constraints: Sequence[Constra
         hardware_hash=costs.hardware_hash,
         memory_policy=costs.memory.policy,
         constraints=tuple(constraints),
-        choices=choices,
+        choices=_choices(costs, solution.strategy),
         redistributions=tuple(_redistributions(costs, solution.strategy, solution.shared)),
         memory=memory_of(costs, solution.strategy),
         report=solution.report,
@@ -49,18 +47,32 @@ def _check_sum(plan: Plan, report: SolveReport) -> None:
     assert abs(total - report.objective_us) <= 1e-6 * max(1.0, report.objective_us), (total, report.objective_us)
 
 
+def _choices(costs: CostTable, strategy: np.ndarray) -> dict[str, Choice]:
+    """Equal ops under equal strategies (repeated layers) share one `Choice`."""
+    made: dict[tuple[int, int, int], Choice] = {}
+    choices: dict[str, Choice] = {}
+    for index, (node, number) in enumerate(zip(costs.space.graph.nodes, strategy.tolist(), strict=True)):
+        same = (id(costs.space.strategies[index]), id(costs.compute_us[index]), number)
+        if same not in made:
+            made[same] = _choice(costs, index, number)
+        choices[node.key] = made[same]
+    return choices
+
+
 def _choice(costs: CostTable, node: int, strategy: int) -> Choice:
     space = costs.space
     strategies, graph_node = space.strategies[node], space.graph.nodes[node]
-    outputs: list[Placements | None] = [
-        None if meta is None else space.lattice(TensorRef(node, output)).placements(strategies.output(output)[strategy])
-        for output, meta in enumerate(graph_node.outputs)
-    ]
-    operands: list[Placements | None] = [
-        space.lattice(ref).placements(strategies.operand(slot)[strategy]) if slot in strategies.operand_slots else None
-        for slot, ref in enumerate(graph_node.operands)
-    ]
-    return Choice(operands=tuple(operands), outputs=tuple(outputs), compute_us=float(costs.compute_us[node][strategy]))
+    return Choice(
+        operands=tuple(
+            space.lattice(ref).placements(strategies.operand(slot)[strategy]) if slot in strategies.operand_slots else None
+            for slot, ref in enumerate(graph_node.operands)
+        ),
+        outputs=tuple(
+            None if meta is None else space.lattice(TensorRef(node, output)).placements(strategies.output(output)[strategy])
+            for output, meta in enumerate(graph_node.outputs)
+        ),
+        compute_us=float(costs.compute_us[node][strategy]),
+    )
 
 
 def uses_by_phase(costs: CostTable) -> dict[tuple[TensorRef, str], list[tuple[int, int]]]:
