@@ -73,7 +73,7 @@ def solve_ilp(
     if time_limit_s <= 0.0:
         return IlpResult("time_limit", np.inf, -np.inf, None)
     program = pulp.LpProblem("plan", pulp.LpMinimize)
-    x = _strategy_variables(layout, cost_us)
+    x = _strategy_variables(program, layout, cost_us)
     priced = [(x[at], float(cost_us[at])) for at in sorted(x)]
     for node in range(layout.num_nodes):
         program.addConstraint(_equals([(x[at], 1.0) for at in _members(layout, x, node)], 1.0), f"one_{node}")
@@ -91,8 +91,8 @@ def solve_ilp(
     return _read(program, layout, x, cost_us, num_bytes, budget_bytes)
 
 
-def _strategy_variables(layout: Layout, cost_us: np.ndarray) -> dict[int, pulp.LpVariable]:
-    return {int(at): pulp.LpVariable(f"x_{at}", 0, 1, pulp.LpBinary) for at in np.flatnonzero(np.isfinite(cost_us))}
+def _strategy_variables(program: pulp.LpProblem, layout: Layout, cost_us: np.ndarray) -> dict[int, pulp.LpVariable]:
+    return {int(at): program.add_variable(f"x_{at}", 0, 1, pulp.LpBinary) for at in np.flatnonzero(np.isfinite(cost_us))}
 
 
 def _members(layout: Layout, x: dict[int, pulp.LpVariable], node: int) -> list[int]:
@@ -127,7 +127,7 @@ def _state_edge(
         at_q.setdefault(int(port_v[at - first_v]), []).append(at)
     table = layout.table_of(edge)
     y = {
-        (p, q): pulp.LpVariable(f"y_{edge}_{p}_{q}", 0, 1)
+        (p, q): program.add_variable(f"y_{edge}_{p}_{q}", 0, 1)
         for p in at_p
         for q in at_q
         if math.isfinite(table[p, q])

@@ -1,0 +1,130 @@
+"""How fast the solver is on a real model. Run: python -m tests.benchmarks.bench_solver --mesh dp=32,tp=8 [--layers 1] [--pins 200]
+
+Prints tables; asserts nothing, since machines differ. Compilation of the loops is reported apart. Pins are uniformly random: an
+op, and one of its legal placements.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from planner.constraint import Constraint, MemoryBudget, Pin
+from planner.errors import InfeasibleError
+from planner.graph import JointGraph, ModelRequest, TensorRef
+from planner.mesh import Mesh
+from planner.pipeline import Workbench, peak_rss_bytes, trace
+from planner.solving.solve import Solution, Solver
+from planner.units import GIB, parse_bytes
+
+
+@dataclass(frozen=True)
+class Row:
+    """One solve: seconds, relative gap (`nan` if refused), whether it is proved."""
+
+    seconds: float
+    gap: float
+    proved: bool
+
+
+def main() -> None:
+    options = _options()
+    mesh = Mesh.parse(options.mesh)
+    began = time.perf_counter()
+    if options.graph is not None:
+        graph = JointGraph.load(options.graph)
+    else:
+        graph = trace(ModelRequest(model=options.model, layers=options.layers, batch=options.batch or mesh.num_devices))
+    traced = time.perf_counter()
+    bench = Workbench.build(graph, mesh, options.hardware)
+    built = time.perf_counter()
+    compiled = bench.solver.warm_up()
+    lay = bench.solver.problem.layout
+    print(f"{graph.request.model}, {len(graph.layers)} layers, {mesh}: {len(graph.nodes)} graph nodes")
+    print(f"  load or trace {traced - began:.2f} s, strategies + costs + problem {built - traced:.2f} s, compile {compiled:.2f} s")
+    print(
+        f"  problem: {lay.num_nodes} nodes, {lay.num_edges} edges, {lay.first[-1]} strategies (at most {np.diff(lay.first).max()} "
+        f"a node), at most {lay.table_size.max()} placements"
+    )
+    *boundaries, budget = bench.default_constraints(parse_bytes(options.memory) if options.memory else None)
+    for title, constraints in (("no budget", tuple(boundaries)), ("with budget", (*boundaries, budget))):
+        print(f"  {title}:")
+        solver = Solver(bench.costs)
+        _cold(solver, constraints, options.exact)
+        if options.pins:
+            rows = [_pinned(solver, constraints, pin, options.exact) for pin in random_pins(solver, options.pins, options.seed)]
+            _summary(f"{options.pins} pins", [row for row in rows if row is not None], options.pins)
+    print(f"  peak memory of the process {peak_rss_bytes() / GIB:.2f} GiB")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="llama3-8b")
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--graph", type=Path, help="a saved graph, instead of tracing")
+    parser.add_argument("--mesh", default="dp=32,tp=8")
+    parser.add_argument("--hardware", default="h100_sxm")
+    parser.add_argument("--memory", help="budget, for example 40GiB (default: that of the hardware)")
+    parser.add_argument("--pins", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--exact", action="store_true", help="let the integer program finish what is not proved")
+    return parser.parse_args()
+
+
+def random_pins(solver: Solver, count: int, seed: int) -> list[Pin]:
+    """Uniformly random ops with a choice, and one of their legal placements."""
+    space = solver.costs.space
+    rng = np.random.default_rng(seed)
+    ops = [i for i, node in enumerate(space.graph.nodes) if node.is_op and node.outputs[0] is not None]
+    ops = [i for i in ops if len(solver.legal(TensorRef(i, 0))) > 1]
+    pins = []
+    for index in rng.choice(ops, count):
+        ref = TensorRef(int(index), 0)
+        placements = space.lattice(ref).placements(int(rng.choice(solver.legal(ref))))
+        pins.append(Pin(where=space.graph.nodes[ref.node].key, placements=placements))
+    return pins
+
+
+def _timed(solver: Solver, constraints: Sequence[Constraint], exact: bool) -> tuple[float, Solution]:
+    began = time.perf_counter()
+    found = solver.solve(constraints, exact=None if exact else False)
+    return time.perf_counter() - began, found
+
+
+def _cold(solver: Solver, constraints: Sequence[Constraint], exact: bool) -> None:
+    seconds, found = _timed(solver, constraints, exact)
+    report, budgets = found.report, [c for c in constraints if isinstance(c, MemoryBudget)]
+    used = f", {(found.used_bytes or 0) / GIB:.2f} GiB" + (f" of {budgets[0].num_bytes / GIB:.2f}" if budgets else "")
+    print(
+        f"    cold: {seconds:.2f} s, {report.status}, {report.objective_us:.1f} us, gap {report.gap:.1e}, {report.method}{used}"
+    )
+
+
+def _pinned(solver: Solver, constraints: Sequence[Constraint], pin: Pin, exact: bool) -> Row | None:
+    try:
+        seconds, found = _timed(solver, (*constraints, pin), exact)
+    except InfeasibleError:
+        return None
+    return Row(seconds, found.report.gap, found.report.status == "optimal")
+
+
+def _summary(title: str, rows: Sequence[Row], asked: int) -> None:
+    ms = np.array([row.seconds for row in rows[1:]]) * 1e3  # the first one lets the messages of the base settle
+    gaps = np.array([row.gap for row in rows])
+    proved = np.array([row.proved for row in rows])
+    left = gaps[~proved]
+    print(
+        f"    {title}: first {rows[0].seconds * 1e3:.0f} ms, then median {np.median(ms):.0f}, p90 {np.quantile(ms, 0.9):.0f}, "
+        f"p99 {np.quantile(ms, 0.99):.0f} ms; proved {proved.mean():.1%}, other gaps: median {np.median(left) if len(left) else 0:.1e}, "
+        f"largest {left.max() if len(left) else 0:.1e}; refused {asked - len(rows)}"
+    )
+
+
+if __name__ == "__main__":
+    main()
