@@ -3,7 +3,7 @@
 This one module lists the collectives of a placement change for the solver, the plan, the exporter and the counts: what is
 priced is what is emitted.
 
-A move changes one mesh axis, or several axes that make the same change in one collective over their flattened group:
+A move changes one mesh axis, or several axes that make the same change in one step (a collective over their flattened group):
 
     S(d) -> R     all-gather                    P -> R      all-reduce
     S(d) -> S(e)  all-to-all                    P -> S(d)   reduce-scatter
@@ -101,7 +101,7 @@ def move_groups(lattice: Lattice) -> Iterator[MoveGroup]:
     for count in range(1, len(real_axes) + 1):
         for axes in itertools.combinations(real_axes, count):
             for old, new in itertools.permutations(used, 2):
-                if new not in (P, P_MAX) and (old != R or count == 1):
+                if new not in (P, P_MAX):
                     group = _group(lattice, axes, old, new)
                     if group is not None:
                         yield group
