@@ -59,8 +59,11 @@ class PlannerEngine:
         progress("compile")
         self.bench.warm_up()
 
-    def graph(self, progress: Progress) -> JointGraph:
-        return self.bench.graph
+    def ready(self, progress: Progress) -> None:
+        """Nothing more than having opened."""
+
+    def start(self, progress: Progress, memory_bytes: int | None, time_limit_s: float) -> tuple[JointGraph, Plan]:
+        return self.bench.graph, self.solve(progress, (), memory_bytes, time_limit_s)
 
     def legal(self, progress: Progress, key: str, output: int = 0) -> tuple[Any, ...]:
         return self.bench.legal(key, output)

@@ -64,7 +64,9 @@ def read_json(path: Path) -> Any:
     """Raises InputError if the file is missing, over the size limit or not JSON."""
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
-            raise InputError(f"{path.name} is larger than {MAX_JSON_BYTES // 2**20} MiB", hint="It was not written by this program.")
+            raise InputError(
+                f"{path.name} is larger than {MAX_JSON_BYTES // 2**20} MiB", hint="It was not written by this program."
+            )
         return json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise InputError(f"{path.name} is not in the workspace", hint="Open a recent plan or the demo.") from error
@@ -184,7 +186,9 @@ class Workspace:
             except ValueError as error:
                 if number == len(lines) - 1:
                     return
-                raise InputError(f"line {number + 1} of draft {draft} is damaged", hint="Open the plan again on Setup.") from error
+                raise InputError(
+                    f"line {number + 1} of draft {draft} is damaged", hint="Open the plan again on Setup."
+                ) from error
 
     def _draft(self, project: str, draft: str) -> Path:
         return self._project(project) / "drafts" / f"{checked_id(draft)}.jsonl"

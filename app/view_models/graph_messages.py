@@ -76,15 +76,51 @@ def owner(kind: str, key: str, module: str) -> tuple[str, str]:
     return (module or path, short or name) if kind in ("param", "buffer", "gradient") else (module, name)
 
 
+def loose_groups(graph: JointGraph) -> dict[int, str]:
+    """Ops outside every module -> name of the box they are drawn in: one box per connected group and phase.
+
+    A group is named after the loss it computes or starts from, otherwise after the first source line in it.
+    """
+    loose = [i for i, node in enumerate(graph.nodes) if node.is_op and not node.module]
+    leader = {i: i for i in loose}
+
+    def find(i: int) -> int:
+        while leader[i] != i:
+            i = leader[i]
+        return i
+
+    for i in loose:
+        for ref in graph.nodes[i].operands:
+            if ref.node in leader and graph.nodes[ref.node].phase == graph.nodes[i].phase:
+                leader[find(i)] = find(ref.node)
+    members: dict[int, list[int]] = {}
+    for i in loose:
+        members.setdefault(find(i), []).append(i)
+    names: dict[int, str] = {}
+    for group in members.values():
+        if len(group) > 2:
+            names.update(dict.fromkeys(group, _group_name(graph, group)))
+    return names
+
+
+def _group_name(graph: JointGraph, group: list[int]) -> str:
+    reads = {graph.nodes[ref.node].kind for i in group for ref in graph.nodes[i].operands}
+    if graph.loss.node in group or "tangent" in reads:
+        return "loss"
+    lines = [graph.nodes[i].source.rpartition(":")[2] for i in group if graph.nodes[i].source]
+    return f"line {lines[0]}" if lines else "ops"
+
+
 def _boxes(drawn: DrawnGraph) -> list[tuple[str, str, str, bool, int]]:
     """Per box: module, name, kind, backward, ordinal."""
     boxes: list[tuple[str, str, str, bool, int]] = []
-    for node in drawn.graph.nodes:
+    groups = loose_groups(drawn.graph)
+    for index, node in enumerate(drawn.graph.nodes):
         if node.is_op:
             rule = _RULE.fullmatch(node.key)
             kind = "view" if node.op in VIEW_OPS else "op"
             name = rule["name"] if rule else node.name
-            boxes.append((node.module, name, kind, node.phase == "backward", int(rule["ordinal"]) if rule else 0))
+            boxes.append((node.module or groups.get(index, ""), name, kind, node.phase == "backward", int(rule["ordinal"]) if rule else 0))
         else:
             boxes.append((*owner(node.kind, node.key, node.module), node.kind, node.phase == "backward", 0))
     for parameter in drawn.gradients:
@@ -141,6 +177,7 @@ def overlay_message(
     texts, text_of = _indexed(text for _, _, text in moves)
     return _with_hash({
         "graph": drawn.topology["hash"],
+        "axes": list(plan.mesh.axis_names),
         "placements": table, "placement": placement,
         "comm_us": comm, "compute_us": compute + [0.0] * len(drawn.gradients), "memory_mib": _memory_mib(drawn, plan),
         "texts": texts,

@@ -124,6 +124,4 @@ def _redistributions(plan: Plan, consumer: str, slot: int) -> tuple[tuple[str, .
 
 def _row(plan: Plan, name: str, key: str, meta: Any, placements: Any) -> TensorRow:
     local = local_shape(meta.shape, placements, plan.mesh.axis_sizes)
-    return TensorRow(
-        name=name, key=key, shape=str(meta), local=",".join(map(str, local)), placement=placements_text(placements)
-    )
+    return TensorRow(name=name, key=key, shape=str(meta), local=",".join(map(str, local)), placement=placements_text(placements))

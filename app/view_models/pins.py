@@ -91,9 +91,7 @@ def _own_target(graph: JointGraph, index: int) -> PinTarget:
             matches = ()
         if [ref.node for ref in matches] == [index]:
             short = node.module.rpartition(".")[2]
-            return PinTarget(
-                label=f"output of {short}", where=node.module, everywhere=without_layer(node.module), key=node.key
-            )
+            return PinTarget(label=f"output of {short}", where=node.module, everywhere=without_layer(node.module), key=node.key)
     return PinTarget(label=f"output of {node.name}", where=node.key, everywhere=without_layer(node.key), key=node.key)
 
 

@@ -28,7 +28,15 @@ class _Builder:
 
     def leaf(self, kind: str, name: str, shape: tuple[int, ...], dtype: str = "float32", module: str = "") -> int:
         self.nodes.append(
-            Node(key=f"{kind}:{name}", op=kind, name=kind, kind=kind, phase="forward", outputs=(TensorMeta(shape, dtype),), module=module)
+            Node(
+                key=f"{kind}:{name}",
+                op=kind,
+                name=kind,
+                kind=kind,
+                phase="forward",
+                outputs=(TensorMeta(shape, dtype),),
+                module=module,
+            )
         )
         return len(self.nodes) - 1
 

@@ -114,7 +114,7 @@ function summarise(model, overlay, heat) {
     const key = model.keys[i];
     for (let m = model.home[i]; m; m = m.parent) {
       let sum = sums.get(m.path);
-      if (!sum) sums.set(m.path, (sum = { value: 0, changed: 0, pinned: 0, kinds: model.topology.axes.map(() => ({ S: 0, R: 0, P: 0 })) }));
+      if (!sum) sums.set(m.path, (sum = { value: 0, changed: 0, pinned: 0, kinds: overlay.axes.map(() => ({ S: 0, R: 0, P: 0 })) }));
       sum.value += values[i];
       sum.changed += key in overlay.base ? 1 : 0;
       sum.pinned += key in overlay.pins ? 1 : 0;

@@ -75,7 +75,7 @@ class PlanGraphView {
     if (data.focus.count !== this.lastFocus) {
       this.lastFocus = data.focus.count;
       const index = this.model.indexOf.get(data.focus.key);
-      if (index !== undefined) this.reveal(index, { notify: false });
+      if (index !== undefined) this.reveal(index, { notify: data.focus.key !== this.group.at(-1) });
     }
   }
 
@@ -126,8 +126,8 @@ class PlanGraphView {
     this.legend.textContent = "";
     const kinds = new Set(this.overlay.placements.flatMap(placementChips));
     for (const chip of [...kinds].sort()) html("span", `key ${chipClass(chip)}`, this.legend, chip);
-    html("span", "note", this.legend, `chips in axis order: ${this.topology.axes.join(", ")}`);
-    this.topology.axes.forEach((axis, k) => {
+    html("span", "note", this.legend, `chips in axis order: ${this.overlay.axes.join(", ")}`);
+    this.overlay.axes.forEach((axis, k) => {
       html("span", "line", this.legend, `redistribution over ${axis}`).style.setProperty("--hue", AXIS_HUES[k % 4]);
     });
     html("span", "heat-key", this.legend, `${this.heat} heat`);
@@ -248,7 +248,7 @@ class PlanGraphView {
     const value = this.overlay[HEATS[this.heat]][index];
     const classes = ["box", "op", `kind-${topology.kinds[topology.ops.kind[index]]}`, before && "changed", pin && "pinned"];
     const group = svg("g", { class: classes.filter(Boolean).join(" "), role: "button", tabindex: -1, "data-id": id, "data-key": key }, this.viewport);
-    const spoken = chips.map((chip, k) => `${chip} on ${topology.axes[k]}`).join(", ");
+    const spoken = chips.map((chip, k) => `${chip} on ${this.overlay.axes[k]}`).join(", ");
     group.setAttribute("aria-label", `${name}, ${spoken}${pin ? `, pinned to ${pin}` : ""}${before ? `, was ${before}` : ""}`);
     svg("title", {}, group, `${key}\n${spoken}${pin ? `\npinned to ${pin}` : ""}${before ? `\nwas ${before}` : ""}`);
     svg("rect", { ...OP, rx: 6, class: "frame" }, group);
@@ -295,7 +295,7 @@ class PlanGraphView {
 
   /** One stacked bar per mesh axis: how many ops are sharded, replicated, pending. */
   drawShares(group, sums, width) {
-    this.topology.axes.slice(0, 2).forEach((_, axis) => {
+    this.overlay.axes.slice(0, 2).forEach((_, axis) => {
       const counts = { S: 0, R: 0, P: 0 };
       for (const sum of sums) for (const kind of "SRP") counts[kind] += sum.kinds[axis][kind];
       const all = counts.S + counts.R + counts.P || 1;
@@ -380,6 +380,7 @@ class PlanGraphView {
     if (before && after) { // keep the clicked box under the pointer
       this.camera.x -= (after.x - before.x) * this.camera.scale;
       this.camera.y -= (after.y - before.y) * this.camera.scale;
+      if (opens) this.bringIn(after);
       this.applyCamera();
     }
     const output = opens ? outputOp(this.model, this.model.modules.get(path)) : null;
@@ -433,6 +434,15 @@ class PlanGraphView {
       y: this.canvas.clientHeight / 2 - (box.y + Math.min(box.height, 200) / 2) * scale,
     };
     this.applyCamera();
+  }
+
+  /** Moves as little as needed to show a box; of a box larger than the canvas its top left part. */
+  bringIn(box) {
+    const { x, y, scale } = this.camera;
+    const [left, top] = [x + box.x * scale, y + box.y * scale];
+    const over = (start, size, room) => Math.max(0, Math.min(start + size * scale - room + 24, start - 36));
+    this.camera.x -= over(left, box.width, this.canvas.clientWidth);
+    this.camera.y -= over(top, box.height, this.canvas.clientHeight);
   }
 
   fit() {

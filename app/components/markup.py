@@ -1,0 +1,96 @@
+"""Small pieces of HTML for `st.html`, and text that markdown leaves alone. Every name from a model passes through `escape`."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+
+from app.view_models.inspector import TensorRow
+from app.view_models.status import Strip
+
+CHIP_COLOURS = ("#2563eb", "#0f766e", "#7c3aed", "#be185d")
+PENDING_COLOUR = "#b45309"
+
+PAGE_STYLE = """
+<style>
+[data-testid="stMainBlockContainer"] { padding: 4.1rem 1.6rem 2rem; }
+[data-testid="stVerticalBlock"] { gap: 0.7rem; }
+.st-key-explorer > :first-child { position: sticky; top: 4rem; align-self: flex-start; }
+</style>
+"""
+
+STYLE = """
+<style>
+.px { font-size: 13px; line-height: 1.5; }
+.px .chip { display: inline-block; min-width: 27px; text-align: center; border-radius: 4px; padding: 0 5px; margin-right: 3px;
+  font-size: 11px; font-weight: 700; line-height: 17px; color: #fff; border: 1px solid transparent; }
+.px .chip.r { color: inherit; border-color: color-mix(in srgb, currentColor 45%, transparent); }
+.px .good { color: light-dark(#15803d, #4ade80); } .px .bad { color: light-dark(#b91c1c, #f87171); }
+.px .soft { opacity: 0.75; }
+.px.strip { display: flex; flex-wrap: wrap; gap: 2px 18px; align-items: baseline; }
+.px.strip b { font-weight: 600; }
+.px table { border-collapse: collapse; width: 100%; font-size: 12.5px; }
+.px td, .px th { text-align: left; vertical-align: top; padding: 3px 8px 3px 0; border: 0; }
+.px tr + tr td { border-top: 1px solid color-mix(in srgb, currentColor 12%, transparent); }
+.px code { font-size: 12px; overflow-wrap: anywhere; background: none; padding: 0; color: inherit; }
+.px .move { display: block; font-weight: 600; }
+</style>
+"""
+
+
+def plain(text: str) -> str:
+    """Text as it stands, inside markdown: no links, no images, no emphasis."""
+    return re.sub(r"([\\`*_{}\[\]()#+\-.!|<>~$:])", r"\\\1", text)
+
+
+def chips(placements: str) -> str:
+    """`S(0)R` as coloured chips; the text is always there."""
+    return "".join(_chip(part) for part in re.findall(r"S\(\d+\)|R|P(?:\(\w+\))?", placements))
+
+
+def _chip(part: str) -> str:
+    if part == "R":
+        return '<span class="chip r">R</span>'
+    colour = PENDING_COLOUR if part[0] == "P" else CHIP_COLOURS[int(part[2:-1]) % 4]
+    return f'<span class="chip" style="background:{colour}">{escape(part)}</span>'
+
+
+def strip(data: Strip) -> str:
+    parts = [f"<b>{escape(data.title)}</b>"]
+    if data.base:
+        parts.append(f'<span class="soft">{escape(data.base)}</span>')
+    parts.append(f'<b class="{data.verdict_tone}">{escape(data.verdict)}</b>')
+    parts.append(f'<b class="{data.state_tone}">{escape(data.state)}</b>')
+    for quantity in data.quantities:
+        delta = f' <span class="soft">({escape(quantity.delta_text)})</span>' if quantity.delta_text else ""
+        note = ' <span class="soft">serial, no overlap</span>' if quantity.label == "step" else ""
+        label = f'<span class="soft">{escape(quantity.label)}</span>'
+        parts.append(f'<span title="{escape(quantity.source)}">{label} <b>{escape(quantity.text)}</b>{delta}{note}</span>')
+    return (
+        f'{STYLE}<div class="px strip" role="status" aria-label="Plan status">{"".join(f"<span>{p}</span>" for p in parts)}</div>'
+    )
+
+
+def tensor_table(rows: tuple[TensorRow, ...], caption: str) -> str:
+    """Name, shape, placement and redistribution of each tensor."""
+    lines = []
+    for row in rows:
+        source = f'{chips(row.source)}<span class="soft">becomes</span> ' if row.source else ""
+        moves = "".join(f'<span class="move">{escape(step)}</span>' for step in row.steps)
+        cost = f'<span class="soft">{row.us:,.0f} µs</span>' if row.us else ""
+        shapes = f'<span class="soft">{escape(row.shape)}, local [{escape(row.local)}]</span>'
+        lines.append(
+            f"<tr><td><code>{escape(row.name)}</code><br>{shapes}<br>{source}{chips(row.placement)}{moves}{cost}</td></tr>"
+        )
+    return f'{STYLE}<div class="px"><span class="soft">{escape(caption)}</span><table>{"".join(lines)}</table></div>'
+
+
+def change_row(name: str, before: str, after: str, count: int) -> str:
+    times = f" <b>×{count}</b>" if count > 1 else ""
+    placements = f'{chips(before) or escape(before)}<span class="soft">becomes</span> {chips(after) or escape(after)}'
+    return f'{STYLE}<div class="px"><code>{escape(name)}</code>{times}<br>{placements}</div>'
+
+
+def pin_row(where: str, placements: str, note: str, matches: str) -> str:
+    reason = f'<br><span class="soft">{escape(note)}</span>' if note else ""
+    return f'{STYLE}<div class="px">{chips(placements)} <code>{escape(where)}</code> <span class="soft">{escape(matches)}</span>{reason}</div>'

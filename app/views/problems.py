@@ -1,0 +1,37 @@
+"""Errors and empty states: what happened, what to try, and nothing lost."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from app import state
+from app.components.markup import plain
+from app.view_models.setup_form import describe
+from planner import InfeasibleError, PlannerError
+
+
+def show_error(error: PlannerError, *, key: str) -> bool:
+    """The error with its hint and details. Whether the user dismissed it."""
+    with st.container(border=True, key=f"error_{key}"):
+        st.error(plain(describe(error)))
+        if isinstance(error, InfeasibleError) and error.conflicts:
+            st.markdown("These cannot hold together:\n" + "\n".join(f"- {plain(conflict)}" for conflict in error.conflicts))
+        trace = error.details.get("traceback")
+        if trace:
+            with st.expander("Report"):
+                st.code(str(trace), language=None)
+        return st.button("Dismiss", key=f"dismiss_{key}")
+
+
+def session_errors(found: state.Session) -> None:
+    """Banners that belong to the session rather than to a page."""
+    if found.storage_error is not None:
+        st.warning(plain(describe(found.storage_error)))
+    if found.error is not None and show_error(found.error, key="session"):
+        found.error = None
+        found.infeasible = False
+        st.rerun()
+
+
+def no_plan() -> None:
+    st.info("No plan is open. Describe a model on the Setup page, or open the demo plan there.")

@@ -1,0 +1,119 @@
+"""Setup: what to plan, and the plans that are already there."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import streamlit as st
+
+from app import state
+from app.components.markup import plain
+from app.view_models import setup_form
+from app.view_models.setup_form import SetupForm
+from planner import PlannerError, hardware_names, models
+
+STAGES = ("trace", "strategies and prices", "compile", "solve")
+
+
+def page() -> None:
+    found = state.session()
+    left, right = st.columns([2.4, 1], gap="large")
+    with left:
+        _form(found)
+    with right:
+        _open(found)
+
+
+def _form(found: state.Session) -> None:
+    form = _fields(found.form)
+    found.form = form
+    result = setup_form.read(form)
+    for field, message in result.errors.items():
+        st.error(f"**{plain(field.replace('_', ' ').capitalize())}:** {plain(message)}")
+    if result.request is not None:
+        request = result.request
+        plan = found.document.plan if found.document else None
+        stages = ", ".join(setup_form.stages_to_run(request, plan))
+        st.caption(f"{request.mesh.num_devices} devices, global batch {request.sized_model.batch}. Will run: {plain(stages)}.")
+    busy = found.running is not None
+    if st.button("Trace and solve", type="primary", key="start", disabled=result.request is None or busy):
+        assert result.request is not None
+        state.start(found, result.request)
+        st.rerun()
+    st.fragment(_progress, run_every=0.5 if busy else None)()
+
+
+def _fields(form: SetupForm) -> SetupForm:
+    """The widgets, filled from `form`; they are not drawn on other pages, so their values are kept there."""
+    st.subheader("Model")
+    names = [model.name for model in models()]
+    about = {model.name: model.description for model in models()}
+    one, two = st.columns(2)
+    with one:
+        model = st.selectbox("Sample model", names, index=names.index(form.model) if form.model in names else 0, key="model")
+        st.caption(plain(about.get(model or "", "")))
+    with two:
+        custom = st.text_input("Or your own model", form.custom_model, placeholder="path/to/file.py:factory", key="custom_model")
+        st.caption("A path on this machine. The file is run by a worker process; it replaces the sample when given.")
+    cells = st.columns(4)
+    batch = cells[0].text_input("Global batch, sequences", form.batch, placeholder="one per device", key="batch")
+    seq = cells[1].text_input("Sequence length", form.seq, placeholder="model default", key="seq")
+    layers = cells[2].text_input("Layers", form.layers, placeholder="all", key="layers")
+    precision = cells[3].selectbox(
+        "Precision", setup_form.PRECISIONS, setup_form.PRECISIONS.index(form.precision), key="precision"
+    )
+    st.subheader("Cluster")
+    cells = st.columns([2, 1])
+    mesh = cells[0].text_input("Mesh axes, outermost first", form.mesh, placeholder="dp=8,tp=8", key="mesh")
+    cells[0].caption("The last axis is the nearest devices. Axes named dp, fsdp, data and so on split the batch.")
+    profiles = list(hardware_names())
+    hardware = cells[1].selectbox(
+        "Hardware", profiles, index=profiles.index(form.hardware) if form.hardware in profiles else 0, key="hardware"
+    )
+    st.subheader("Limits")
+    cells = st.columns(3)
+    memory = cells[0].text_input("Memory per device", form.memory, placeholder="what the hardware leaves", key="memory")
+    optimizer = cells[1].selectbox(
+        "Optimizer", setup_form.OPTIMIZERS, setup_form.OPTIMIZERS.index(form.optimizer), key="optimizer"
+    )
+    limit = cells[2].text_input("Solver time, seconds", form.time_limit, key="time_limit")
+    return SetupForm(
+        model=model or "", custom_model=custom, batch=batch, seq=seq, layers=layers, precision=precision, mesh=mesh,
+        hardware=hardware or "", optimizer=optimizer, memory=memory, time_limit=limit,
+    )  # fmt: skip
+
+
+def _progress() -> None:
+    """The stages of the run, each with its seconds; Cancel is in the strip."""
+    running = state.session().running
+    if running is None or running.kind != "start":
+        return
+    job = running.job
+    done = [stage.name for stage in job.stages]
+    share = (len(done) - 1) / len(STAGES) if done else 0.0
+    text = "waiting for a free core" if job.waits_for_room else state.elapsed_text(job) or "starting the worker"
+    st.progress(min(1.0, max(0.02, share)), text=plain(text))
+
+
+def _open(found: state.Session) -> None:
+    st.subheader("Open")
+    with st.container(border=True):
+        if state.demo_available():
+            st.markdown("**Demo:** Llama-3-8B, ready to explore")
+            if st.button("Open the demo", key="open_demo"):
+                state.open_demo(found)
+                found.arrived = True
+                st.rerun()
+        else:
+            st.caption("This installation has no demo plan.")
+    for recent in state.workspace().recent()[:8]:
+        with st.container(border=True, horizontal=True, vertical_alignment="center"):
+            when = datetime.fromtimestamp(recent.changed).strftime("%Y-%m-%d %H:%M")
+            st.markdown(f"{plain(recent.name)}  \n:small[{plain(when)}]", width="stretch")
+            if st.button("Open", key=f"open_{recent.project}"):
+                try:
+                    state.open_recent(found, recent.project, recent.draft)
+                    found.arrived = True
+                except PlannerError as error:
+                    found.error = error
+                st.rerun()

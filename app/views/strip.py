@@ -1,0 +1,61 @@
+"""The status strip, on every page: verdict, proof, time, memory, traffic; Re-solve, and the job that runs."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from app import state
+from app.components import markup
+from app.view_models import status
+from app.view_models.pins import num_changed
+from app.views.problems import session_errors
+
+JOB_NAMES = {"start": "Planning", "solve": "Solving", "export": "Exporting"}
+
+
+def draw(found: state.Session) -> None:
+    """Polls only while a job runs."""
+    st.html(markup.PAGE_STYLE)
+    st.fragment(_strip, run_every=0.4 if found.running else None)()
+    session_errors(found)
+
+
+def _strip() -> None:
+    found = state.session()
+    if state.poll(found):
+        st.rerun()
+    document = found.document
+    with st.container(horizontal=True, wrap=False, vertical_alignment="center", gap="small", key="strip"):
+        if document is not None:
+            data = status.strip(document.plan, document.base, document.history.pins, infeasible=found.infeasible)
+            st.html(markup.strip(data), width="stretch")
+        if found.running is not None:
+            _running(found, found.running)
+        elif document is not None:
+            stale = num_changed(document.history.pins, document.plan) > 0
+            with st.popover("About these numbers"):
+                _sources(data)
+            if st.button("Re-solve", key="solve", type="primary" if stale else "secondary", disabled=not stale):
+                state.solve(found)
+                st.rerun()
+
+
+def _running(found: state.Session, running: state.Running) -> None:
+    job = running.job
+    text = "waiting for a free core" if job.waits_for_room else state.elapsed_text(job) or "starting the worker"
+    st.html(
+        f'<div class="px" role="status"><b>{JOB_NAMES[running.kind]}</b> {markup.escape(text)}'
+        f' <span class="soft">{job.seconds:.0f} s</span></div>',
+        width="content",
+    )
+    if st.button("Cancel", key="cancel"):
+        state.cancel(found)
+        st.rerun()
+
+
+def _sources(data: status.Strip) -> None:
+    rows = {"number": [q.label for q in data.quantities], "value": [q.text for q in data.quantities]}
+    st.dataframe({**rows, "where it comes from": [q.source for q in data.quantities]}, hide_index=True, width=760)
+    st.caption(
+        "Predicted, not measured. GiB = 2³⁰ bytes, GB = 10⁹ bytes. Not modelled: overlap of computation and communication."
+    )

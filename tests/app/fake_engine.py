@@ -1,0 +1,50 @@
+"""Stands in for the planner in worker processes: made-up plans at once, and every way in which a command can end."""
+
+from __future__ import annotations
+
+import os
+import time
+from types import SimpleNamespace
+from typing import Any
+
+from app.jobs import OpenSpec, Progress
+from planner import InfeasibleError, JointGraph, Pin, Plan
+from tests.app.synthetic import legal, make_plan, small_graph
+
+
+class FakeEngine:
+    """A pin's note says what should happen: `infeasible`, `die`, `bug`, `slow`."""
+
+    def __init__(self, spec: OpenSpec, progress: Progress) -> None:
+        progress("trace")
+        self.mesh = spec.mesh
+        self.graph = JointGraph.load(spec.graph_path) if spec.graph_path else small_graph(spec.request.layers or 4)
+
+    def ready(self, progress: Progress) -> None:
+        pass
+
+    def start(self, progress: Progress, memory_bytes: int | None, time_limit_s: float) -> tuple[JointGraph, Plan]:
+        progress("solve")
+        return self.graph, make_plan(self.graph, self.mesh, memory_bytes=memory_bytes)
+
+    def legal(self, progress: Progress, key: str, output: int = 0) -> tuple[Any, ...]:
+        return legal(self.graph, key, self.mesh)
+
+    def solve(self, progress: Progress, pins: tuple[Pin, ...], memory_bytes: int | None, time_limit_s: float) -> Plan:
+        progress("solve")
+        notes = {pin.note for pin in pins}
+        if "infeasible" in notes:
+            raise InfeasibleError(
+                "no plan satisfies all pins", hint="Remove one of them.", conflicts=[pin.describe() for pin in pins]
+            )
+        if "die" in notes:
+            os._exit(3)
+        if "bug" in notes:
+            raise ZeroDivisionError("a fault of the program")
+        if "slow" in notes:
+            time.sleep(60)
+        return make_plan(self.graph, self.mesh, pins, memory_bytes=memory_bytes)
+
+    def export(self, progress: Progress, plan: Plan) -> Any:
+        progress("write")
+        return SimpleNamespace(script="print('train')\n", plan_json=plan.dumps(), report="loss equal to the module's")
