@@ -338,7 +338,7 @@ VIEW_OPS = frozenset({
 })  # fmt: skip
 """Ops whose output shares storage with operand 0: no time, no bytes of their own."""
 
-_LAYER = re.compile(r"(?:^|\.)[A-Za-z_]\w*\.(\d+)(?=\.|$)")
+_LAYER = re.compile(r"(?:^|[.:])[A-Za-z_]\w*\.(\d+)(?=$|[./])")
 
 
 def layer_of(module: str) -> int | None:

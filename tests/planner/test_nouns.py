@@ -80,6 +80,8 @@ def test_a_shard_over_an_axis_of_size_one_is_a_replica() -> None:
         ("norm", None, "norm"),
         ("", None, ""),
         ("h.0.attn/linear/fwd#0", 0, "h.*.attn/linear/fwd#0"),
+        ("layers.0/add/fwd#1", 0, "layers.*/add/fwd#1"),
+        ("param:layers.5.norm.weight", 5, "param:layers.*.norm.weight"),
     ],
 )
 def test_layers_of_module_paths(module: str, layer: int | None, general: str) -> None:
