@@ -44,11 +44,12 @@ class Config:
 
 LLAMA3_8B = Config(dim=4096, layers=32, heads=32, kv_heads=8, ffn=14336, vocab=128256, batch=64, seq=8192)
 LLAMA3_70B = Config(dim=8192, layers=80, heads=64, kv_heads=8, ffn=28672, vocab=128256, batch=64, seq=8192)
-LLAMA3_TINY = Config(dim=256, layers=2, heads=16, kv_heads=8, ffn=640, vocab=1024, batch=32, seq=128)
+LLAMA3_TINY = Config(dim=512, layers=2, heads=16, kv_heads=8, ffn=1280, vocab=2048, batch=32, seq=128)
 
-CHECK = Config(dim=256, layers=2, heads=32, kv_heads=8, ffn=176, vocab=208, batch=24, seq=16)
-"""Sizes of `size="tiny"`: every dim divides by 4, so that it can be split over two axes of 2, and no two sizes (or short
-products of them) are equal here and in a full model too, so that a size tells which dims of the model it is made of."""
+CHECK = Config(dim=384, layers=2, heads=48, kv_heads=4, ffn=48, vocab=72, batch=40, seq=16)
+"""Sizes of `size="tiny"`. Each, also heads per group and half a head, divides by 4, so that it can be split over two axes of 2.
+Each differs from that of every full model, and no size, nor batch * seq or kv_heads * head_dim, equals another product of two
+sizes both here and in a full model with any usual batch and seq: so a number in a shape tells which sizes it is made of."""
 
 
 class RMSNorm(nn.Module):
