@@ -132,6 +132,7 @@ class _Writing:
     def fresh(self, base: str) -> str:
         """A variable name that nothing else uses."""
         clean = re.sub(r"\W", "_", base).lower().strip("_") or "x"
+        clean = _READABLE.get(clean, clean)
         if clean[0].isdigit() or keyword.iskeyword(clean) or hasattr(builtins, clean) or clean in _RESERVED:
             clean = f"{clean}_" if not clean[0].isdigit() else f"x{clean}"
         name, count = clean, 1
@@ -142,7 +143,10 @@ class _Writing:
         return name
 
     def input_name(self, value: Value) -> str:
+        """Parameters and batch inputs by their names, what only this block reads of another one `x`, the rest by its op."""
         node = self.graph.nodes[value.ref.node]
+        if node.is_op and value in self.block.private:
+            return "x" if node.phase == FORWARD else "dx"
         if node.kind in ("param", "buffer"):
             path = node.key.partition(":")[2].removesuffix(".weight")
             return _LAYER_PREFIX.sub("", path) if self.in_layers else path
@@ -200,6 +204,9 @@ class _Writing:
             self.lines.append(f"# {module}")
             self.module = module
 
+
+_READABLE = {"sum": "total", "slice": "part", "pow": "power", "max": "highest", "min": "lowest", "all": "every", "any": "some"}
+"""Other names for results whose op's name means something else in Python."""
 
 _RESERVED = frozenset({
     "torch", "aten", "dist", "nn", "math", "os", "sys", "json", "time", "hashlib", "threading", "local", "move", "piece", "even",
@@ -271,4 +278,9 @@ def tuple_text(items: list[str]) -> str:
 
 
 def layout_lines(layouts: Layouts) -> list[str]:
-    return [f"{name} = {marks(placements)!r}" for placements, name in layouts.names.items()]
+    return [quoted(f"{name} = {marks(placements)!r}") for placements, name in layouts.names.items()]
+
+
+def quoted(text: str) -> str:
+    """Text made by `repr`, with double quotes where that changes nothing."""
+    return text if '"' in text or "\\" in text else text.replace("'", '"')

@@ -171,7 +171,8 @@ class Driver:
         at = {block.key: number for number, block in enumerate(self.program.blocks)}
         if run.blocks[0].key.phase == FORWARD:
             return self._free("f", run, index, -1, at)
-        return [*self._free("g", run, index, +1, at), *self._free("saved", run, index, 0, at)]
+        lines = [*self._free("g", run, index, +1, at), *self._free("saved", run, index, 0, at)]
+        return [f"{lines[0]}, {lines[1].removeprefix('del ')}"] if len(lines) == 2 and "if" not in "".join(lines) else lines
 
     def _free(self, store: str, run: Run, index: str, offset: int, at: dict[BlockKey, int]) -> list[str]:
         """`del f[i - 1]` where all of the run's blocks may, `if` for the exceptions; nothing where none may."""

@@ -66,6 +66,7 @@ class Block:
         live: values that later blocks of the same phase read (forward: or the caller, as the loss).
         saved: tensors as produced that the backward pass reads (forward blocks only).
         gradients: parameter node -> the value stored as its gradient (backward blocks only).
+        private: inputs made in another block than the same layer's, which no other block of this phase reads.
     """
 
     key: BlockKey
@@ -74,6 +75,7 @@ class Block:
     live: tuple[Value, ...]
     saved: tuple[Value, ...]
     gradients: tuple[tuple[int, Value], ...]
+    private: frozenset[Value]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,27 +312,34 @@ class _Lowering:
         if loss in made:
             later.add(loss)
         stored = dict.fromkeys(value for _, value in gradients)
-        inputs = [value for value in (*reads[key], *stored) if value not in made]
+        inputs = dict.fromkeys(value for value in (*reads[key], *stored) if value not in made)
+        others = {value for other, values in reads.items() if other != key and other.phase == key.phase for value in values}
+        private = frozenset(value for value in inputs if value not in others and not self._is_own(value, key))
         assert key.phase == FORWARD or not saved, "a backward tensor is read in forward"
         return Block(
             key=key,
             statements=statements,
-            inputs=tuple(sorted(dict.fromkeys(inputs), key=lambda value: self._input_rank(value, key.phase))),
+            inputs=tuple(sorted(inputs, key=lambda value: self._input_rank(value, key))),
             live=tuple(v for v in made if v in later),
             saved=tuple(v for v in made if v in saved),
             gradients=gradients,
+            private=private,
         )
 
-    def _input_rank(self, value: Value, phase: str) -> tuple[int, int, int]:
-        """What earlier blocks of the phase pass on, then batch inputs, parameters (as first read), then what forward saved."""
+    def _is_own(self, value: Value, key: BlockKey) -> bool:
+        """Made in the forward pass of the same layer."""
+        return self.home.get(value.ref.node) == BlockKey(FORWARD, key.index)
+
+    def _input_rank(self, value: Value, key: BlockKey) -> tuple[int, int, int]:
+        """What earlier blocks of the phase pass on, then batch inputs, parameters, what forward saved: of other layers, of this."""
         node = self.graph.nodes[value.ref.node]
         if node.kind in ("param", "buffer"):
             return 2, 0, 0
         if not node.is_op:
             return 1, 0, 0
-        if node.phase == phase or value.moved is not None:
+        if node.phase == key.phase or value.moved is not None:
             return 0, 0, 0
-        return 3, value.ref.node, value.ref.output
+        return (4, value.ref.node, value.ref.output) if self._is_own(value, key) else (3, 0, 0)
 
     def _loss_node(self) -> int:
         return self._node("output:loss")

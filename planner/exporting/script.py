@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
 
 from planner.errors import ExportError
-from planner.exporting.blocks import BlockWriter, Function, Layouts, TinyNodes, call_lines, layout_lines, wrapped
+from planner.exporting.blocks import BlockWriter, Function, Layouts, TinyNodes, call_lines, layout_lines, quoted, wrapped
 from planner.exporting.driver import Driver
 from planner.exporting.lower import BlockKey, Program, lower
 from planner.exporting.ops import dtype_text
@@ -121,8 +122,9 @@ class _Script:
         marks["LAYOUTS"] = "\n".join(layout_lines(self.layouts))
         head = _fill(template("head"), marks)
         used = sorted(set(self.names.values()), key=list(self.names.values()).index)
-        listed = "\n".join(call_lines("BLOCKS = ", [repr(name) for name in used]))
-        parts = [head, _helpers(blocks), _BLOCKS_TITLE + blocks, f"{listed}  # compiled one by one with --compile", step, template("tail")]
+        listed = "\n".join(["# compiled one by one with --compile", *call_lines("BLOCKS = ", [f'"{name}"' for name in used])])
+        listed = listed.replace('")', '",)') if len(used) == 1 else listed
+        parts = [head, _helpers(blocks), _BLOCKS_TITLE + blocks, listed, step, template("tail")]
         return "\n\n\n".join(part.strip("\n") for part in parts if part.strip()) + "\n"
 
     def _block_functions(self) -> str:
@@ -138,17 +140,17 @@ class _Script:
         flops = [sum(node.flops for node in graph.nodes) for graph in (self.graph, self.tiny or self.graph)]
         return {
             "DOCSTRING": self._docstring(),
-            "PLAN_ID": repr(plan.plan_id),
-            "TORCH": repr(TORCH_VERSION),
-            "MESH_NAMES": repr(plan.mesh.axis_names),
+            "PLAN_ID": quoted(repr(plan.plan_id)),
+            "TORCH": quoted(repr(TORCH_VERSION)),
+            "MESH_NAMES": quoted(repr(plan.mesh.axis_names)),
             "MESH_SHAPE": repr(plan.mesh.axis_sizes),
             "FULL": _dict_text(full),
             "TINY": _dict_text(tiny),
             "FLOPS": f"({flops[0]:.6e}, {flops[1]:.6e})",
-            "SIZES": f"({', '.join(full)},) = FULL.values()" if full else "# sizes are literal numbers: one size is known",
-            "AXES": repr(sizes.axis_names),
-            "AXIS_SIZES": f"({', '.join(sizes.axis_names)},) = PLANNED_MESH",
-            "OPTIMIZER": repr(plan.memory_policy.optimizer),
+            "SIZES": f"{_targets(full)} = FULL.values()" if full else "# sizes are literal numbers: one size is known",
+            "AXES": quoted(repr(sizes.axis_names)),
+            "AXIS_SIZES": f"{_targets(sizes.axis_names)} = PLANNED_MESH",
+            "OPTIMIZER": quoted(repr(plan.memory_policy.optimizer)),
             "GROUPS": repr(self._groups()),
             "PLANNED": self._planned_redistributions(),
             "PLANNED_COLLECTIVES": _nested_dict_text(plan.collective_counts),
@@ -159,7 +161,7 @@ class _Script:
         memory = {name.removesuffix("_bytes"): value / GIB for name, value in plan.memory.to_json().items()}
         request = graph.request
         asked = ", ".join(
-            f"{name} {value}"
+            f"{name} {value}".strip()
             for name, value in (("batch", request.batch), ("seq", request.seq), ("layers", request.layers), ("", request.precision))
             if value is not None
         )
@@ -320,6 +322,12 @@ def _helpers(blocks: str) -> str:
             needed.append(name)
             text += sections[name]
     return "\n\n\n".join(sections[name].strip("\n").replace("\n\ndef ", "\n\n\ndef ") for name in sections if name in needed)
+
+
+def _targets(names: Iterable[str]) -> str:
+    """The left side of an unpacking assignment."""
+    names = list(names)
+    return f"({names[0]},)" if len(names) == 1 else ", ".join(names)
 
 
 def _plain(text: str) -> str:
