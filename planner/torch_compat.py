@@ -5,9 +5,12 @@ On an upgrade of torch this file is what to re-read: each function says what it 
 
 from __future__ import annotations
 
+import logging
 import operator
+import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,6 +145,41 @@ def error_frames(error: BaseException) -> list[Any]:
     2.13: errors of the capture carry `real_stack`, a `traceback.StackSummary`.
     """
     return list(getattr(error, "real_stack", None) or [])
+
+
+def error_summary(error: BaseException) -> str:
+    """What went wrong, in one line: `add of shapes 8x16 and 7: ...`, `ValueError: ...`.
+
+    2.13: the capture wraps the user's exception in a text of its own; unknown texts give their first line.
+    """
+    text = str(error)
+    failed = re.search(
+        r"call_(?:function|method) (?:<built-in \w+ )?([\w.]+).*?: got (\w+)\((['\"])(.*?)\3\)$", text, re.MULTILINE
+    )
+    if failed:
+        shapes = [part.strip(" ,").replace(", ", "x") or "scalar" for part in re.findall(r"size=\(([^)]*)\)", failed[0])]
+        return f"{failed[1]}{' of shapes ' + ' and '.join(shapes) if shapes else ''}: {failed[4]}"
+    raised = re.search(r"raised exception (\w+)\((['\"]?)(.*?)\2\)$", text, re.MULTILINE)
+    if raised:
+        return f"{raised[1]}: {raised[3]}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the tracer from printing its own account of an error that the planner reports. 2.13: logger names of torch."""
+    loggers = [logging.getLogger(name) for name in ("torch._subclasses.fake_tensor", "torch._dynamo", "torch.fx")]
+    before = [logger.disabled for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.disabled = True
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
 
 
 # ---- DTensor's one-axis rules (enumerating) -----------------------------------------------------------------------------

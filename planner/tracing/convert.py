@@ -76,7 +76,9 @@ def read_joint(graph: fx.Graph) -> JointDraft:
     draft = JointDraft()
     where: dict[fx.Node, Use] = {}
     for node in graph.nodes:
-        if node.op == "placeholder":
+        if node.op == "placeholder" and not isinstance(node.meta.get("val"), Tensor):
+            assert not node.users, "a number passed to forward is a constant of the graph"
+        elif node.op == "placeholder":
             where[node] = (_read_leaf(node, draft), 0)
         elif node.op == "get_attr":
             raise TraceError(
@@ -180,7 +182,7 @@ def _read_outputs(graph: fx.Graph, where: dict[fx.Node, Use], draft: JointDraft)
         if kind == "mutation":
             name, source = str(what), source_line(node.meta.get("stack_trace") or "") if node else ""
             raise UnsupportedOpError(
-                f"forward changes the buffer {name} in place",
+                f"forward changes the buffer {name} in place" + (f" ({source})" if source else ""),
                 op="copy_", module=name.rpartition(".")[0], source=source,
                 hint="Changing buffers during a step is not supported; put the module into a mode without running statistics.",
             )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -116,22 +115,16 @@ def _stored(module: nn.Module, recorder: InitRecorder) -> Iterator[StoredTensor]
 
 def _capture(loaded: LoadedModel, request: ModelRequest) -> Captured:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # advice of the capture about its own internals
+        with torch_compat.quiet():
             return capture_joint(loaded.module, loaded.args, loaded.kwargs, precision=request.precision)
     except PlannerError:
         raise
     except Exception as error:
         raise TraceError(
-            f"{request.model} cannot be traced: {_first_line(error)}{_at(error)}",
+            f"{request.model} cannot be traced: {torch_compat.error_summary(error)}{_at(error)}",
             hint=_hint(error),
             details={"error": str(error)},
         ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
 
 
 def _at(error: BaseException) -> str:
