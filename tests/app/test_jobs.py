@@ -1,0 +1,138 @@
+"""Worker processes: results, errors, crashes, cancel, room."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.jobs import Job, OpenSpec, WorkerError, WorkerPool
+from planner import InfeasibleError, ModelRequest, Pin
+from planner.placement import parse
+from tests.app.synthetic import MESH, WQ
+
+SPEC = OpenSpec(request=ModelRequest(model="llama3-tiny", layers=2), mesh=MESH, hardware="h100_sxm")
+ENGINE = "tests.app.fake_engine:FakeEngine"
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    found = WorkerPool(ENGINE, limit=2)
+    yield found
+    found.close()
+
+
+def pin(note: str) -> tuple[Pin, ...]:
+    return (Pin(where="layers.*.attention.wq", placements=parse("S(0)R"), note=note),)
+
+
+def finished(job: Job) -> Job:
+    assert job.wait(60), f"{job.command} did not end"
+    return job
+
+
+def test_a_worker_stays_open_between_commands(pool):
+    worker = pool.worker("a", SPEC)
+    first = finished(worker.submit("legal", WQ))
+    assert first.state == "done" and parse("S(0)S(1)") in first.result
+    assert [stage.name for stage in first.stages] == ["trace"]
+    second = finished(worker.submit("solve", (), None, 1.0))
+    assert second.state == "done" and second.result.report.status == "optimal"
+    assert [stage.name for stage in second.stages] == ["solve"]
+    assert pool.worker("a", SPEC) is worker
+
+
+def test_a_planner_error_comes_back_as_it_was_raised(pool):
+    job = finished(pool.worker("a", SPEC).submit("solve", pin("infeasible"), None, 1.0))
+    assert job.state == "failed" and isinstance(job.error, InfeasibleError)
+    assert job.error.conflicts == ("pin layers.*.attention.wq = S(0)R",) and job.error.hint
+
+
+def test_a_fault_of_the_program_brings_its_report_and_the_worker_goes_on(pool):
+    worker = pool.worker("a", SPEC)
+    job = finished(worker.submit("solve", pin("bug"), None, 1.0))
+    assert isinstance(job.error, WorkerError) and "ZeroDivisionError" in job.error.details["traceback"]
+    assert finished(worker.submit("solve", (), None, 1.0)).state == "done"
+
+
+def test_a_dead_worker_is_reported_and_started_again(pool):
+    worker = pool.worker("a", SPEC)
+    job = finished(worker.submit("solve", pin("die"), None, 1.0))
+    assert isinstance(job.error, WorkerError) and "exit code 3" in job.error.message
+    again = finished(worker.submit("solve", (), None, 1.0))
+    assert again.state == "done" and again.stages[0].name == "trace"
+
+
+def test_cancel_ends_a_running_job_at_once(pool):
+    worker = pool.worker("a", SPEC)
+    job = worker.submit("solve", pin("slow"), None, 1.0)
+    while not any(stage.name == "solve" for stage in job.stages):
+        time.sleep(0.02)
+    start = time.monotonic()
+    worker.cancel(job)
+    assert finished(job).state == "cancelled" and job.error is None and time.monotonic() - start < 5
+    assert finished(worker.submit("legal", WQ)).state == "done"
+
+
+def test_a_queued_job_can_be_dropped_without_touching_the_running_one(pool):
+    worker = pool.worker("a", SPEC)
+    slow = worker.submit("solve", pin("slow"), None, 1.0)
+    queued = worker.submit("legal", WQ)
+    worker.cancel(queued)
+    assert queued.state == "cancelled" and slow.active
+    worker.cancel(slow)
+    finished(slow)
+
+
+def test_more_workers_than_room_wait_visibly_and_idle_ones_make_room():
+    pool = WorkerPool(ENGINE, limit=1)
+    try:
+        busy = pool.worker("busy", SPEC)
+        slow = busy.submit("solve", pin("slow"), None, 1.0)
+        while slow.state != "running":
+            time.sleep(0.02)
+        other = pool.worker("other", SPEC)
+        waiting = other.submit("legal", WQ)
+        assert not waiting.wait(0.6) and waiting.waits_for_room
+        busy.cancel(slow)
+        assert finished(waiting).state == "done"
+        assert finished(busy.submit("legal", WQ)).state == "done"  # ends the idle one
+        assert not other.alive
+    finally:
+        pool.close()
+
+
+def test_an_idle_worker_ends_and_opens_again():
+    pool = WorkerPool(ENGINE, limit=1, idle_s=0.2)
+    try:
+        worker = pool.worker("a", SPEC)
+        finished(worker.submit("ready"))
+        deadline = time.monotonic() + 20
+        while worker.alive and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not worker.alive
+        assert finished(worker.submit("ready")).state == "done"
+    finally:
+        pool.close()
+
+
+def test_another_spec_replaces_the_worker(pool):
+    worker = pool.worker("b", SPEC)
+    other = OpenSpec(request=SPEC.request, mesh=SPEC.mesh, hardware="h100_sxm", optimizer="sgd")
+    assert pool.worker("b", other) is not worker
+
+
+def test_an_engine_that_cannot_open_says_why(pool):
+    missing = OpenSpec(request=SPEC.request, mesh=MESH, hardware="h100_sxm", graph_path=Path("/nowhere/graph.json.gz"))
+    job = finished(pool.worker("c", missing).submit("ready"))
+    assert job.state == "failed" and isinstance(job.error, WorkerError)
+
+
+def test_the_parent_imports_neither_torch_nor_streamlit_for_jobs():
+    import subprocess
+
+    code = "import app.jobs, sys; print(sorted({'torch', 'streamlit', 'numba'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
