@@ -77,7 +77,7 @@ def load_model(factory: Factory, request: ModelRequest) -> LoadedModel:
                 f"the factory of {request.model} fails: {type(error).__name__}: {error}{_at(error)}",
                 hint="It has to run on its own: call it in Python with the same sizes.",
             ) from error
-    module, args, kwargs = _parts(made, request.model)
+    module, args, kwargs = parts_of(made, request.model)
     return LoadedModel(module=module, args=args, kwargs=kwargs, parameters=tuple(_stored(module, recorder)))
 
 
@@ -87,7 +87,8 @@ def _call(factory: Factory, sizes: Mapping[str, Any], *, device: str) -> tuple[A
         return factory(**sizes), recorder
 
 
-def _parts(made: Any, model: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+def parts_of(made: Any, model: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """What a factory returned, as (module, args, kwargs). Raises InputError naming what it returned instead."""
     if isinstance(made, tuple) and 2 <= len(made) <= 3 and isinstance(made[0], nn.Module):
         args, kwargs = made[1], (made[2] if len(made) == 3 else {})
         if isinstance(args, tuple | list) and isinstance(kwargs, dict):
@@ -154,7 +155,7 @@ def _inputs(loaded: LoadedModel, stated: Mapping[str, Mapping[str, Any]]) -> Ite
 
     Without a statement of the model, dim 0 is the batch of every input whose dim 0 is as large as that of the first tensor.
     """
-    leaves = list(_named_leaves(loaded))
+    leaves = list(named_leaves(loaded))
     first = next((leaf.shape[0] for _, leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), None)
     for position, (name, leaf) in enumerate(leaves):
         if not isinstance(leaf, Tensor):
@@ -164,7 +165,7 @@ def _inputs(loaded: LoadedModel, stated: Mapping[str, Mapping[str, Any]]) -> Ite
         yield position, name, facts.get("batch_dim", guess), facts.get("high")
 
 
-def _named_leaves(loaded: LoadedModel) -> Iterator[tuple[str, Any]]:
+def named_leaves(loaded: LoadedModel) -> Iterator[tuple[str, Any]]:
     """Leaves of (args, kwargs) in torch's order, named by the parameters of forward: `tokens`, `batch.x`."""
     names = list(inspect.signature(loaded.module.forward).parameters)
     spare = names[-1] if names else "input"
