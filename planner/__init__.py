@@ -31,6 +31,7 @@ _HOME = {
     "PlanRequest": "pipeline",
     "Workbench": "pipeline",
     "models": "pipeline",
+    "make_plan": "pipeline",
     "hardware_names": "pipeline",
     "check_batch": "pipeline",
     "check_same_model": "pipeline",

@@ -122,7 +122,7 @@ def _plan(args: argparse.Namespace) -> int:
         _check_writable(path)
     graph = JointGraph.load(args.graph) if args.graph else None
     replay = Plan.load(args.replay) if args.replay else None
-    found = pipeline.plan(request, graph=graph, replay=replay, progress=_say)
+    found = pipeline.make_plan(request, graph=graph, replay=replay, progress=_say)
     if args.save_graph:
         found.graph.save(args.save_graph)
     if args.output:

@@ -83,7 +83,7 @@ class Planned:
     stats: Stats
 
 
-def plan(
+def make_plan(
     request: PlanRequest,
     *,
     graph: JointGraph | None = None,
