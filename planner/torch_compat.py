@@ -56,13 +56,13 @@ def reset_capture() -> None:
 
 def export_joint(
     captured: fx.GraphModule, args: tuple[Any, ...], kwargs: Mapping[str, Any], decompositions: Mapping[Any, Callable[..., Any]]
-) -> fx.Graph:
+) -> fx.GraphModule:
     """Forward and backward of `captured` as one graph of operators. 2.13: `aot_export_joint_with_descriptors`."""
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
     with ExitStack() as stack:
         joint = aot_export_joint_with_descriptors(stack, captured, args, dict(kwargs), decompositions=dict(decompositions))
-        return joint.graph_module.graph
+        return joint.graph_module
 
 
 def decompositions(packets: Sequence[Any]) -> dict[Any, Callable[..., Any]]:
@@ -139,6 +139,16 @@ def joint_outputs(graph: fx.Graph) -> Iterator[tuple[str, Any, fx.Node | None]]:
             yield "other", repr(description), node
 
 
+def constant_value(joint: fx.GraphModule, node: fx.Node) -> torch.Tensor:
+    """The tensor behind a `get_attr` node of a joint graph. 2.13: small tensors written out in forward, with real values.
+
+    A fake one keeps its numbers in `constant`.
+    """
+    value = getattr(joint, str(node.target))
+    known = getattr(value, "constant", None)
+    return known if known is not None else value
+
+
 def error_frames(error: BaseException) -> list[Any]:
     """Frames (filename, lineno) of the user's code that the capture was reading when it failed, outermost first.
 
@@ -153,6 +163,10 @@ def error_summary(error: BaseException) -> str:
     2.13: the capture wraps the user's exception in a text of its own; unknown texts give their first line.
     """
     text = str(error)
+    if "data-dependent" in text.lower() or type(error).__name__ == "DataDependentOutputException":
+        return "what forward does depends on values of tensors"
+    if type(error).__name__ == "DynamicOutputShapeException":
+        return f"the output of {text.split()[0]} has a shape that depends on values of tensors"
     failed = re.search(
         r"call_(?:function|method) (?:<built-in \w+ )?([\w.]+).*?: got (\w+)\((['\"])(.*?)\3\)$", text, re.MULTILINE
     )

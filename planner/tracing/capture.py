@@ -24,7 +24,7 @@ _WIDE = (torch.float32, torch.float64, torch.float16)
 class Captured:
     """A joint graph, and whether the user switched gradients off somewhere in forward."""
 
-    graph: fx.Graph
+    module: fx.GraphModule
     has_no_grad_region: bool
 
 
@@ -47,8 +47,8 @@ def capture_joint(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         cast_stored_tensors(captured, originals)
         cast_inputs(captured, args, kwargs)
     no_grad = any(torch_compat.switches_gradients(node.target) for node in captured.graph.nodes)
-    graph = torch_compat.export_joint(captured, args, kwargs, decompositions.table())
-    return Captured(graph=graph, has_no_grad_region=no_grad)
+    joint = torch_compat.export_joint(captured, args, kwargs, decompositions.table())
+    return Captured(module=joint, has_no_grad_region=no_grad)
 
 
 def make_fake(module: nn.Module, mode: Any, *, low: bool) -> dict[int, Tensor]:

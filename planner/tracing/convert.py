@@ -24,6 +24,8 @@ aten = torch.ops.aten
 _IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default, aten.lift_fresh.default})
 _PLACE_KWARGS = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
 _SUM_OF_GRADIENTS = "Gradient addition node"
+MAX_CONSTANT = 64
+"""Largest number of elements of a tensor written out in forward; more belongs in a buffer."""
 _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
 
 
@@ -71,20 +73,17 @@ class JointDraft:
         return self.forward + self.backward
 
 
-def read_joint(graph: fx.Graph) -> JointDraft:
+def read_joint(joint: fx.GraphModule) -> JointDraft:
     """Raises TraceError or UnsupportedOpError for what a plan could not execute."""
     draft = JointDraft()
     where: dict[fx.Node, Use] = {}
-    for node in graph.nodes:
+    for node in joint.graph.nodes:
         if node.op == "placeholder" and not isinstance(node.meta.get("val"), Tensor):
             assert not node.users, "a number passed to forward is a constant of the graph"
         elif node.op == "placeholder":
             where[node] = (_read_leaf(node, draft), 0)
         elif node.op == "get_attr":
-            raise TraceError(
-                f"forward creates a constant tensor ({_place(node)})",
-                hint="Register it as a buffer of the module, or compute it from torch.arange or torch.full.",
-            )
+            where[node] = _read_constant(node, torch_compat.constant_value(joint, node), draft)
         elif node.op == "call_function":
             same = _same_tensor(node, where)
             if same is None:
@@ -93,7 +92,7 @@ def read_joint(graph: fx.Graph) -> JointDraft:
             where[node] = same
             if node.target is aten.detach.default and not torch_compat.is_backward(node):
                 draft.detached.add(same)
-    _read_outputs(graph, where, draft)
+    _read_outputs(joint.graph, where, draft)
     return draft
 
 
@@ -114,6 +113,32 @@ def _read_leaf(node: fx.Node, draft: JointDraft) -> Draft:
     if kind != "tangent":
         draft.leaves.append(leaf)
     return leaf
+
+
+def _read_constant(node: fx.Node, value: Tensor, draft: JointDraft) -> Use:
+    """A tensor written out in forward (`torch.tensor([0, 2])`, an index list): one `scalar_tensor` per number, stacked."""
+    if value.numel() > MAX_CONSTANT or value.is_complex():
+        raise TraceError(
+            f"forward creates a constant tensor of shape {tuple(value.shape)} ({_place(node)})",
+            hint="Register it as a buffer of the module, or compute it from torch.arange or torch.full.",
+        )
+    module, source = module_path(node), source_line(node.meta.get("stack_trace") or "")
+    dtype = str(value.dtype).removeprefix("torch.")
+
+    def add(op: str, args: tuple[Any, ...], operands: Sequence[Use], shape: tuple[int, ...], **kwargs: Any) -> Use:
+        made = Draft(
+            op=op, kind="op", phase=FORWARD, args=args, kwargs=tuple(kwargs.items()), operands=tuple(operands),
+            outputs=(TensorMeta(shape, dtype),), module=module, source=source,
+        )  # fmt: skip
+        draft.forward.append(made)
+        return made, 0
+
+    numbers = [add("aten.scalar_tensor.default", (number,), (), (), dtype=DtypeRef(dtype)) for number in value.flatten().tolist()]
+    if value.dim() == 0:
+        return numbers[0]
+    parts = tuple(OperandRef(index) for index in range(len(numbers)))
+    flat = add("aten.stack.default", (parts,), numbers, (len(numbers),))
+    return flat if value.dim() == 1 else add("aten.view.default", (OperandRef(0), tuple(value.shape)), [flat], tuple(value.shape))
 
 
 def _same_tensor(node: fx.Node, where: dict[fx.Node, Use]) -> Use | None:

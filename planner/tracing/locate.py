@@ -33,7 +33,7 @@ def error_line(error: BaseException) -> str:
     while current is not None:
         frames = [(frame.filename, frame.lineno or 0) for frame in torch_compat.error_frames(current)]
         frames = frames or [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(current.__traceback__)]
-        found = _innermost(frames)
+        found = _innermost(frames) or source_line(str(current))  # some errors only quote the stack in their text
         if found:
             return found
         current = current.__cause__ or current.__context__

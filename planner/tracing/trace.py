@@ -52,7 +52,7 @@ def trace(request: ModelRequest) -> JointGraph:
     inputs = tuple(_inputs(loaded, stated_inputs))
     try:
         captured = _capture(loaded, request)
-        draft = read_joint(captured.graph)
+        draft = read_joint(captured.module)
     finally:
         torch_compat.reset_capture()
     _require_gradients(draft, loaded.parameters, captured)
@@ -134,8 +134,7 @@ def _at(error: BaseException) -> str:
 
 
 def _hint(error: BaseException) -> str:
-    text = str(error).lower()
-    if "data-dependent" in text or "data dependent" in text:
+    if "values of tensors" in torch_compat.error_summary(error):
         return "What forward does must not depend on values of tensors (no if, while or .item() on them); use torch.where."
     return "Run module(*args) on its own with the same sizes; if that works, the line uses something that cannot be traced."
 
@@ -167,15 +166,16 @@ def _inputs(loaded: LoadedModel, stated: Mapping[str, Mapping[str, Any]]) -> Ite
 
 def named_leaves(loaded: LoadedModel) -> Iterator[tuple[str, Any]]:
     """Leaves of (args, kwargs) in torch's order, named by the parameters of forward: `tokens`, `batch.x`."""
-    names = list(inspect.signature(loaded.module.forward).parameters)
-    spare = names[-1] if names else "input"
+    parameters = inspect.signature(loaded.module.forward).parameters.values()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest_name = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "input")
     for path, leaf in torch.utils._pytree.tree_flatten_with_path((loaded.args, loaded.kwargs))[0]:
         in_kwargs, first, *rest = (str(getattr(part, "key", getattr(part, "idx", getattr(part, "name", part)))) for part in path)
         if in_kwargs == "1":
             base = first
         else:
             position = int(first)
-            base = names[position] if position < len(names) else f"{spare}.{first}"
+            base = names[position] if position < len(names) else f"{rest_name}.{position - len(names)}"
         yield ".".join([base, *rest]), leaf
 
 
