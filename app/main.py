@@ -15,13 +15,13 @@ def main() -> None:
     import streamlit as st
 
     from app import state
-    from app.views import explorer, setup, strip
+    from app.views import strip
 
     st.set_page_config(page_title="Plan explorer", layout="wide")
     found = state.session()
     pages = {
-        "setup": st.Page(setup.page, title="Setup", url_path="setup"),
-        "explorer": st.Page(explorer.page, title="Explorer", url_path="explorer", default=True),
+        "setup": st.Page("views/setup.py", title="Setup", url_path="setup"),
+        "explorer": st.Page("views/explorer.py", title="Explorer", url_path="explorer", default=True),
     }
     current = st.navigation(list(pages.values()), position="top")
     if found.arrived:
@@ -30,7 +30,7 @@ def main() -> None:
     state.write_address(found)
     strip.draw(found)
     current.run()
-    st.session_state["page"] = current.url_path
+    st.session_state["page"] = current.title
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class Document:
     graph_path: Path | None
     plan: Plan
     base: Plan | None = None
-    history: PinHistory = PinHistory()
+    history: PinHistory = field(default_factory=PinHistory)
     memory_bytes: int | None = None
 
     @property
@@ -166,13 +166,13 @@ def _open_first(found: Session) -> None:
     except (PlannerError, OSError) as error:
         _open_demo_instead(found, error)
     if found.document is None and demo_available():
-        open_demo(found)
+        _open_demo(found)
 
 
 def _open_demo_instead(found: Session, error: PlannerError | OSError) -> None:
     """What was asked for cannot be opened: say so, beside the demo."""
     if demo_available():
-        open_demo(found)
+        _open_demo(found)
     found.error = error if isinstance(error, PlannerError) else InputError(f"the workspace cannot be read: {error}")
 
 
@@ -193,13 +193,17 @@ def demo_available() -> bool:
 
 def open_demo(found: Session) -> None:
     """The shipped plan. Nothing is written before the first change."""
+    _leave(found)
+    _open_demo(found)
+
+
+def _open_demo(found: Session) -> None:
     graph, plan = _demo(DEMO_GRAPH, DEMO_PLAN)
     check_same_model(plan, graph)
     document = Document(
         project=f"demo-{graph.fingerprint[:8]}", draft=new_id(), graph=graph, graph_path=DEMO_GRAPH, plan=plan,
         history=PinHistory(pins=plan.pins),
     )  # fmt: skip
-    _leave(found)
     _show(found, document)
 
 

@@ -93,4 +93,5 @@ def change_row(name: str, before: str, after: str, count: int) -> str:
 
 def pin_row(where: str, placements: str, note: str, matches: str) -> str:
     reason = f'<br><span class="soft">{escape(note)}</span>' if note else ""
-    return f'{STYLE}<div class="px">{chips(placements)} <code>{escape(where)}</code> <span class="soft">{escape(matches)}</span>{reason}</div>'
+    text = f'<code>{escape(where)}</code> <span class="soft">{escape(matches)}</span>'
+    return f'{STYLE}<div class="px">{chips(placements)} {text}{reason}</div>'

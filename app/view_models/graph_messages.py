@@ -1,4 +1,4 @@
-"""Graph and plan -> the two messages that the plan graph draws. Lists are columns; strings are sent once and referred to by index.
+"""Graph and plan -> the two messages that the plan graph draws. Lists are columns; strings are sent once, referred to by index.
 
 topology  changes only when the model is traced again.
 overlay   changes with the plan, the pins or the base plan.
@@ -120,7 +120,9 @@ def _boxes(drawn: DrawnGraph) -> list[tuple[str, str, str, bool, int]]:
             rule = _RULE.fullmatch(node.key)
             kind = "view" if node.op in VIEW_OPS else "op"
             name = rule["name"] if rule else node.name
-            boxes.append((node.module or groups.get(index, ""), name, kind, node.phase == "backward", int(rule["ordinal"]) if rule else 0))
+            boxes.append(
+                (node.module or groups.get(index, ""), name, kind, node.phase == "backward", int(rule["ordinal"]) if rule else 0)
+            )
         else:
             boxes.append((*owner(node.kind, node.key, node.module), node.kind, node.phase == "backward", 0))
     for parameter in drawn.gradients:

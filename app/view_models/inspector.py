@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from planner import JointGraph, Plan, TensorRef
-
 from app.view_models.graph_messages import step_text
 from app.view_models.placements import local_shape, placement_of, placements_text
+from planner import JointGraph, Plan, TensorRef
 
 KIND_NAMES = {
     "param": "parameter", "buffer": "buffer", "input": "input", "tangent": "gradient of the loss", "output": "output", "op": "op",

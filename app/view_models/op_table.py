@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner import Plan
-
 from app.view_models.graph_messages import DrawnGraph
 from app.view_models.placements import placement_of, placements_text
+from planner import Plan
 
 
 def columns(drawn: DrawnGraph, overlay: dict[str, Any], plan: Plan) -> dict[str, list[Any]]:

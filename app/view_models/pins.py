@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner import InvalidConstraintError, JointGraph, Mesh, Pin, Plan, resolve, without_layer
-
 from app.view_models.placements import placements_text
+from planner import InvalidConstraintError, JointGraph, Mesh, Pin, Plan, resolve, without_layer
 
 Pins = tuple[Pin, ...]
 

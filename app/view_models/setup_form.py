@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from planner import InputError, Mesh, ModelRequest, Plan, PlannerError, PlanRequest, check_batch, parse_bytes
-
 from app.view_models.status import budget_bytes
+from planner import InputError, Mesh, ModelRequest, Plan, PlannerError, PlanRequest, check_batch, parse_bytes
 
 T = TypeVar("T")
 OPTIMIZERS = ("adamw", "sgd", "none")

@@ -1,12 +1,11 @@
-"""The status strip: does it fit, is it proved, how long is a step, what does it communicate; each with its difference from the base."""
+"""The status strip: does it fit, is it proved, how long is a step, what does it communicate; and how it differs from the base."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner import MemoryBudget, Plan
-
 from app.view_models.pins import Pins, num_changed
+from planner import MemoryBudget, Plan
 
 GIB, GB = 2**30, 10**9
 

@@ -22,7 +22,7 @@ def page() -> None:
     if found.document is None:
         no_plan()
         return
-    if st.session_state.get("page") != "explorer":  # the graph starts anew after a page switch
+    if st.session_state.get("page") != "Explorer":  # the graph starts anew after a page switch
         found.from_graph = None
         if found.selected:
             state.select(found, found.selected)
@@ -80,3 +80,7 @@ def _table(found: state.Session) -> None:
         st.dataframe(
             columns, key="op_table", on_select="rerun", selection_mode="single-row", height=420, hide_index=True, width="stretch",
         )  # fmt: skip
+
+
+if __name__ == "__main__":  # Streamlit runs the file of a page
+    page()

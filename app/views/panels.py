@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import streamlit as st
 
 from app import state
 from app.components import markup
 from app.components.markup import plain
-from app.view_models import changes, inspector
+from app.view_models import changes, export_report, inspector
 from app.views import pin_panel
-from app.views.problems import show_error
 
 PANES = ("Inspect", "Changes", "Export")
 
@@ -59,7 +60,7 @@ def _changes(found: state.Session) -> None:
                 st.html(markup.change_row(group.name, group.before, group.after, group.count), width="stretch")
                 if st.button("Show", key=f"show_{number}", type="tertiary"):
                     state.select(found, group.first)
-                    st.rerun(scope="fragment")
+                    st.rerun()
 
 
 def _export(found: state.Session) -> None:
@@ -82,26 +83,16 @@ def _export(found: state.Session) -> None:
         _exported(found.exported[1], document.plan.plan_id)
 
 
-def _exported(result: object, plan_id: str) -> None:
+def _exported(result: Any, plan_id: str) -> None:
     """Downloads, then what was checked, then the first lines."""
-    script, plan_json = str(getattr(result, "script", "")), str(getattr(result, "plan_json", ""))
     with st.container(horizontal=True):
         st.download_button(
             "train.py", script, "train.py", "text/x-python", key="download_script", on_click="ignore", type="primary"
         )
-        st.download_button("plan.json", plan_json, "train.plan.json", "application/json", key="download_plan", on_click="ignore")
+        st.download_button(
+            "Download plan", result.plan_json, "train.plan.json", "application/json", key="download_plan", on_click="ignore"
+        )
     st.markdown("**Checks**")
-    st.code(report_text(getattr(result, "report", "")), language=None, wrap_lines=True)
+    st.markdown("\n".join(f"- {plain(line)}" for line in export_report.lines(result.report)))
     with st.expander(f"First lines (plan {plan_id[:7]})"):
-        st.code("\n".join(script.splitlines()[:40]), language="python")
-
-
-def report_text(report: object) -> str:
-    """The report of the export as lines, whatever fields it has."""
-    describe = getattr(report, "describe", None)
-    if callable(describe):
-        return str(describe())
-    return report if isinstance(report, str) else "\n".join(str(line) for line in getattr(report, "lines", [report]))
-
-
-__all__ = ["draw", "report_text", "show_error"]
+        st.code("\n".join(result.script.splitlines()[:40]), language="python")

@@ -16,10 +16,10 @@ def show_error(error: PlannerError, *, key: str) -> bool:
         st.error(plain(describe(error)))
         if isinstance(error, InfeasibleError) and error.conflicts:
             st.markdown("These cannot hold together:\n" + "\n".join(f"- {plain(conflict)}" for conflict in error.conflicts))
-        trace = error.details.get("traceback")
-        if trace:
+        report = error.details.get("traceback") or error.details.get("output")
+        if report:
             with st.expander("Report"):
-                st.code(str(trace), language=None)
+                st.code(str(report), language=None)
         return st.button("Dismiss", key=f"dismiss_{key}")
 
 

@@ -55,28 +55,28 @@ def _fields(form: SetupForm) -> SetupForm:
     with two:
         custom = st.text_input("Or your own model", form.custom_model, placeholder="path/to/file.py:factory", key="custom_model")
         st.caption("A path on this machine. The file is run by a worker process; it replaces the sample when given.")
-    cells = st.columns(4)
-    batch = cells[0].text_input("Global batch, sequences", form.batch, placeholder="one per device", key="batch")
-    seq = cells[1].text_input("Sequence length", form.seq, placeholder="model default", key="seq")
-    layers = cells[2].text_input("Layers", form.layers, placeholder="all", key="layers")
-    precision = cells[3].selectbox(
+    sizes = st.columns(4)
+    batch = sizes[0].text_input("Global batch, sequences", form.batch, placeholder="one per device", key="batch")
+    seq = sizes[1].text_input("Sequence length", form.seq, placeholder="model default", key="seq")
+    layers = sizes[2].text_input("Layers", form.layers, placeholder="all", key="layers")
+    precision = sizes[3].selectbox(
         "Precision", setup_form.PRECISIONS, setup_form.PRECISIONS.index(form.precision), key="precision"
     )
     st.subheader("Cluster")
-    cells = st.columns([2, 1])
-    mesh = cells[0].text_input("Mesh axes, outermost first", form.mesh, placeholder="dp=8,tp=8", key="mesh")
-    cells[0].caption("The last axis is the nearest devices. Axes named dp, fsdp, data and so on split the batch.")
+    cluster = st.columns([2, 1])
+    mesh = cluster[0].text_input("Mesh axes, outermost first", form.mesh, placeholder="dp=8,tp=8", key="mesh")
+    cluster[0].caption("The last axis is the nearest devices. Axes named dp, fsdp, data and so on split the batch.")
     profiles = list(hardware_names())
-    hardware = cells[1].selectbox(
+    hardware = cluster[1].selectbox(
         "Hardware", profiles, index=profiles.index(form.hardware) if form.hardware in profiles else 0, key="hardware"
     )
     st.subheader("Limits")
-    cells = st.columns(3)
-    memory = cells[0].text_input("Memory per device", form.memory, placeholder="what the hardware leaves", key="memory")
-    optimizer = cells[1].selectbox(
+    limits = st.columns(3)
+    memory = limits[0].text_input("Memory per device", form.memory, placeholder="what the hardware leaves", key="memory")
+    optimizer = limits[1].selectbox(
         "Optimizer", setup_form.OPTIMIZERS, setup_form.OPTIMIZERS.index(form.optimizer), key="optimizer"
     )
-    limit = cells[2].text_input("Solver time, seconds", form.time_limit, key="time_limit")
+    limit = limits[2].text_input("Solver time, seconds", form.time_limit, key="time_limit")
     return SetupForm(
         model=model or "", custom_model=custom, batch=batch, seq=seq, layers=layers, precision=precision, mesh=mesh,
         hardware=hardware or "", optimizer=optimizer, memory=memory, time_limit=limit,
@@ -117,3 +117,7 @@ def _open(found: state.Session) -> None:
                 except PlannerError as error:
                     found.error = error
                 st.rerun()
+
+
+if __name__ == "__main__":  # Streamlit runs the file of a page
+    page()

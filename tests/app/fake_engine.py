@@ -47,4 +47,8 @@ class FakeEngine:
 
     def export(self, progress: Progress, plan: Plan) -> Any:
         progress("write")
-        return SimpleNamespace(script="print('train')\n", plan_json=plan.dumps(), report="loss equal to the module's")
+        return SimpleNamespace(
+            script="print('train')\n",
+            plan_json=plan.dumps(),
+            report={"passed": True, "dry_run": ["dry-run rank 0/64: fine -> PASS"]},
+        )

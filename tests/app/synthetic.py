@@ -1,4 +1,4 @@
-"""A small made-up decoder as a joint graph, and made-up plans for any graph. Prices are invented; the shape of the data is real."""
+"""A small made-up decoder as a joint graph, and made-up plans for any graph. Prices are invented, the form of the data is real."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ class _Builder:
     def op(self, module: str, name: str, shape: tuple[int, ...], *operands: int, phase: str = "fwd", op: str = "") -> int:
         ordinal = self._ordinals[module, name, phase]
         self._ordinals[module, name, phase] += 1
+        prefix = f"{module}/" if module else ""
         self.nodes.append(
             Node(
-                key=f"{module + '/' if module else ''}{name}/{phase}#{ordinal}", op=op or f"aten.{name}.default", name=name, kind="op",
+                key=f"{prefix}{name}/{phase}#{ordinal}", op=op or f"aten.{name}.default", name=name, kind="op",
                 phase="forward" if phase == "fwd" else "backward", operands=tuple(TensorRef(i, 0) for i in operands),
                 args=tuple(OperandRef(i) for i in range(len(operands))), outputs=(TensorMeta(shape, "bfloat16"),), module=module,
                 source="model.py:42",
@@ -86,9 +87,10 @@ def small_graph(layers: int = 4, *, batch: int = 64, seq: int = 128, width: int 
         x = b.op(p, "add", shape, x, out)
         kept += [(f"{p}.attention.wq", wq, normed), (f"{p}.attention.wo", wo, attended)]
     loss = b.op("", "cross_entropy", (), x, tokens)
-    b.nodes.append(Node(key="output:loss", op="output", name="output", kind="output", phase="forward",
-                        operands=(TensorRef(loss, 0),), args=(OperandRef(0),), outputs=(TensorMeta((), "bfloat16"),)))  # fmt: skip
-    b.nodes.append(Node(key="tangent:loss", op="tangent", name="tangent", kind="tangent", phase="backward", outputs=(TensorMeta((), "bfloat16"),)))  # fmt: skip
+    scalar = (TensorMeta((), "bfloat16"),)
+    leaving = {"operands": (TensorRef(loss, 0),), "args": (OperandRef(0),), "outputs": scalar}
+    b.nodes.append(Node(key="output:loss", op="output", name="output", kind="output", phase="forward", **leaving))
+    b.nodes.append(Node(key="tangent:loss", op="tangent", name="tangent", kind="tangent", phase="backward", outputs=scalar))
     grad = b.op("", "cross_entropy_backward", shape, len(b.nodes) - 1, x, phase="bwd")
     for module, weight, saved in reversed(kept):
         b.gradient(weight, module, grad, saved)
