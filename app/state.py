@@ -21,6 +21,7 @@ from app.view_models import pins as pins_model
 from app.view_models.graph_messages import DrawnGraph
 from app.view_models.pins import PinHistory, Pins
 from app.view_models.setup_form import SetupForm, form_of
+from app.view_models.status import budget_bytes
 from app.workspace import Workspace, default_folder, new_id
 from planner import (
     InfeasibleError,
@@ -202,7 +203,7 @@ def _open_demo(found: Session) -> None:
     check_same_model(plan, graph)
     document = Document(
         project=f"demo-{graph.fingerprint[:8]}", draft=new_id(), graph=graph, graph_path=DEMO_GRAPH, plan=plan,
-        history=PinHistory(pins=plan.pins),
+        history=PinHistory(pins=plan.pins), memory_bytes=budget_bytes(plan),
     )  # fmt: skip
     _show(found, document)
 
@@ -222,7 +223,8 @@ def _open_stored(found: Session, project: str, draft: str | None, plan_id: str |
     history = log.history if draft is not None else PinHistory(pins=plan.pins)
     document = Document(
         project=project, draft=new_id() if copy or draft is None else draft, graph=graph,
-        graph_path=store.graph_path(project, log.graph), plan=plan, base=base, history=history, memory_bytes=log.memory_bytes,
+        graph_path=store.graph_path(project, log.graph), plan=plan, base=base, history=history,
+        memory_bytes=log.memory_bytes if draft is not None else budget_bytes(plan),
     )  # fmt: skip
     _show(found, document, stored=draft is not None and not copy)
 

@@ -175,11 +175,13 @@ def overlay_message(
     placements += [placements[p.node] for p in drawn.gradients]
     table, placement = _indexed(placements)
     compute = [round(plan.choices[node.key].compute_us, 1) if node.key in plan.choices else 0.0 for node in graph.nodes]
-    moves, comm = _redistributions(drawn, plan)
+    groups = axis_groups(plan)
+    moves, comm = _redistributions(drawn, plan, groups)
     texts, text_of = _indexed(text for _, _, text in moves)
     return _with_hash({
         "graph": drawn.topology["hash"],
         "axes": list(plan.mesh.axis_names),
+        "groups": groups,
         "placements": table, "placement": placement,
         "comm_us": comm, "compute_us": compute + [0.0] * len(drawn.gradients), "memory_mib": _memory_mib(drawn, plan),
         "texts": texts,
@@ -196,15 +198,22 @@ def step_text(plan: Plan, step: Any) -> str:
     return f"{c.kind} {plan.axes_text(c.axes)} {c.full_bytes / MB:,.1f} MB"
 
 
-def _redistributions(drawn: DrawnGraph, plan: Plan) -> tuple[list[tuple[int, int, str]], list[float]]:
-    """(edge, mesh axis of the first collective or -1, text) per redistributed edge, and µs per box.
+def axis_groups(plan: Plan) -> list[str]:
+    """The mesh axes, then the flattened groups that the plan communicates over (`dp+tp`)."""
+    names = list(plan.mesh.axis_names)
+    return names + [group for group in plan.comm_bytes if group not in names]
+
+
+def _redistributions(drawn: DrawnGraph, plan: Plan, groups: list[str]) -> tuple[list[tuple[int, int, str]], list[float]]:
+    """(edge, axis group of the first collective or -1, text) per redistributed edge, and µs per box.
 
     The time of a shared redistribution is counted once, at its first consumer.
     """
     parts: dict[int, tuple[int, list[str]]] = {}
     comm = [0.0] * len(drawn.keys)
     for r in plan.redistributions:
-        axis = next((step.collective.axes[0] for step in r.steps if step.collective is not None), -1)
+        used = [plan.axes_text(step.collective.axes) for step in r.steps if step.collective is not None]
+        axis = groups.index(used[0]) if used else -1
         text = ", ".join(step_text(plan, step) for step in r.steps)
         edges = [drawn.edge_of_use[use] for use in r.consumers if use in drawn.edge_of_use]
         if len(edges) > 1:

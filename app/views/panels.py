@@ -87,7 +87,13 @@ def _exported(result: Any, plan_id: str) -> None:
     """Downloads, then what was checked, then the first lines."""
     with st.container(horizontal=True):
         st.download_button(
-            "train.py", script, "train.py", "text/x-python", key="download_script", on_click="ignore", type="primary"
+            "Download train.py",
+            result.script,
+            "train.py",
+            "text/x-python",
+            key="download_script",
+            on_click="ignore",
+            type="primary",
         )
         st.download_button(
             "Download plan", result.plan_json, "train.plan.json", "application/json", key="download_plan", on_click="ignore"

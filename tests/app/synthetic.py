@@ -1,4 +1,4 @@
-"""A small made-up decoder as a joint graph, and made-up plans for any graph. Prices are invented, the form of the data is real."""
+"""A small made-up decoder as a joint graph, and made-up plans for any graph. The prices are invented, the data looks real."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@
 // Names come from user models: they are only ever written with textContent or setAttribute.
 
 const MAX_BOXES = 1500;
-const AXIS_HUES = ["#4f46e5", "#ea580c", "#059669", "#c026d3"];
+const AXIS_HUES = ["#4f46e5", "#ea580c", "#059669", "#c026d3", "#0891b2", "#a16207"]; // mesh axes, then flattened groups of them
 const HEATS = { comm: "comm_us", compute: "compute_us", memory: "memory_mib" };
 const KEYS = [
   ["/", "find"], ["Enter, Shift+Enter", "next, previous match"], ["arrows", "move between boxes"], ["Enter", "open or select"],
@@ -127,8 +127,9 @@ class PlanGraphView {
     const kinds = new Set(this.overlay.placements.flatMap(placementChips));
     for (const chip of [...kinds].sort()) html("span", `key ${chipClass(chip)}`, this.legend, chip);
     html("span", "note", this.legend, `chips in axis order: ${this.overlay.axes.join(", ")}`);
-    this.overlay.axes.forEach((axis, k) => {
-      html("span", "line", this.legend, `redistribution over ${axis}`).style.setProperty("--hue", AXIS_HUES[k % 4]);
+    const used = new Set([...this.moves.values()].map((move) => move.axis));
+    this.overlay.groups.forEach((group, k) => {
+      if (used.has(k)) html("span", "line", this.legend, `redistribution over ${group}`).style.setProperty("--hue", AXIS_HUES[k % AXIS_HUES.length]);
     });
     html("span", "heat-key", this.legend, `${this.heat} heat`);
     if (Object.keys(this.overlay.pins).length) html("span", "pin-key", this.legend, "pinned");
@@ -232,7 +233,7 @@ class PlanGraphView {
     const loud = moves.find((move) => move.axis >= 0);
     const d = "M" + points.map((p) => `${(x0 + p.x).toFixed(1)},${(y0 + p.y).toFixed(1)}`).join("L");
     const path = svg("path", { d, class: loud ? "edge move" : moves.length ? "edge local" : "edge" }, this.viewport);
-    if (loud) path.style.stroke = AXIS_HUES[loud.axis % 4];
+    if (loud) path.style.stroke = AXIS_HUES[loud.axis % AXIS_HUES.length];
     if (!moves.length) return;
     const texts = [...new Set(moves.map((move) => move.text))];
     svg("title", {}, path, texts.slice(0, 6).join("\n") + (texts.length > 6 ? `\nand ${texts.length - 6} more` : ""));
