@@ -1,0 +1,187 @@
+"""What the exporter owes its user before it hands out a file: the file was run, and compared with the user's own module.
+
+Everything runs in processes of their own with a time limit; this module imports no torch. Four runs:
+
+    train.py --values V             the parameters and inputs of the check
+    reference V -> R                loss and gradients of the user's module with them, plain autograd, one process, fp32
+    train.py --check --reference R  threads as ranks: against the file's own single-rank run, against R, and the counts
+    train.py --dry-run              full sizes, first and last rank of the real mesh: shapes and counts
+
+The check alone could not see an error in the traced graph: it compares the file with itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner.errors import ExportError
+from planner.exporting.script import write_script
+from planner.graph import JointGraph, ModelRequest
+from planner.plan import Plan
+from planner.units import GIB, format_gib
+
+REFERENCE = (sys.executable, "-m", "planner.tracing.reference")
+"""Command that computes the truth; it gets three paths: request, values, result."""
+
+TIME_LIMIT_S = 900.0
+FULL_SIZE_LIMIT_BYTES = 4 * GIB
+"""A model that is known at its full size only is checked with real numbers if one step writes less than this."""
+
+NOT_RUN = "GPU kernels, NCCL, the CUDA branch of attention"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """A verified file.
+
+    Attributes:
+        script: the training file.
+        plan_json: the plan, to lie beside it.
+        report: what was run and its numbers; `passed` is None where verification was not asked for.
+    """
+
+    script: str
+    plan_json: str
+    report: dict[str, Any]
+
+
+def export_verified(
+    plan: Plan,
+    graph: JointGraph,
+    tiny: JointGraph | None,
+    *,
+    verify: bool = True,
+    progress: Callable[[str], None] = lambda stage: None,
+    reference: Sequence[str] = REFERENCE,
+    time_limit_s: float = TIME_LIMIT_S,
+) -> Export:
+    """Write the file of a plan and verify it.
+
+    Raises:
+        ExportError: an op that cannot be written, or a file that failed: with the first difference found.
+    """
+    progress("write")
+    script = write_script(plan, graph, tiny)
+    report: dict[str, Any] = {"plan_id": plan.plan_id, "passed": None, "not_run": NOT_RUN}
+    if verify:
+        progress("verify")
+        report |= verify_script(script, graph, tiny, reference=reference, time_limit_s=time_limit_s)
+    return Export(script=script, plan_json=plan.dumps(), report=report)
+
+
+def verify_script(
+    script: str,
+    graph: JointGraph,
+    tiny: JointGraph | None,
+    *,
+    reference: Sequence[str] = REFERENCE,
+    time_limit_s: float = TIME_LIMIT_S,
+) -> dict[str, Any]:
+    """Run a file's checks and compare it with the user's module -> numbers. Raises ExportError if any fails."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="export-") as folder:
+        run = _Runner(Path(folder), script, began + time_limit_s)
+        with ThreadPoolExecutor(1) as other:
+            dry = other.submit(run.dry_run)
+            numbers = run.numbers(graph.request if tiny is None else tiny.request, reference) if _fits(graph, tiny) else None
+            report: dict[str, Any] = {"passed": True, "dry_run": dry.result()}
+    report["numbers"] = numbers or f"not compared: a step at full size writes more than {format_gib(FULL_SIZE_LIMIT_BYTES)}"
+    report["seconds"] = round(time.monotonic() - began, 2)
+    return report
+
+
+def _fits(graph: JointGraph, tiny: JointGraph | None) -> bool:
+    """Small enough to run with real numbers, on one rank and on threads."""
+    if tiny is not None:
+        return True
+    return sum(meta.num_bytes for node in graph.nodes for meta in node.outputs if meta is not None) < FULL_SIZE_LIMIT_BYTES
+
+
+_CHECK = re.compile(
+    r"(?P<what>check|reference) mesh \((?P<mesh>[\d, ]+)\): loss (?P<loss>\S+) max\|dloss\| (?P<dloss>\S+), (?P<grads>\d+) grads "
+    r"max err (?P<error>\S+) \((?P<worst>\S*), rank (?P<rank>\d+)\), counts (?P<counts>.*?) -> (?P<verdict>PASS|FAIL)"
+)
+_DRY = re.compile(r"dry-run rank (?P<rank>\d+)/(?P<world>\d+): .* -> (?P<verdict>PASS|FAIL)")
+
+
+@dataclass(frozen=True)
+class _Runner:
+    folder: Path
+    script: str
+    deadline: float
+
+    def __post_init__(self) -> None:
+        self.file.write_text(self.script)
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "train.py"
+
+    def dry_run(self) -> list[str]:
+        """The printed lines."""
+        done = self._run([sys.executable, str(self.file), "--dry-run"])
+        found = [match[0] for match in _DRY.finditer(done.stdout)]
+        if done.returncode or not found:
+            raise self._failure("its --dry-run", done)
+        return found
+
+    def numbers(self, request: ModelRequest, reference: Sequence[str]) -> dict[str, Any]:
+        """Compare with the file's own single-rank run and with the user's module."""
+        values, result, asked = self.folder / "values.pt", self.folder / "reference.pt", self.folder / "request.json"
+        asked.write_text(json.dumps(request.to_json()))
+        done = self._run([sys.executable, str(self.file), "--values", str(values)])
+        if done.returncode:
+            raise self._failure("writing its initial values", done)
+        done = self._run([*reference, str(asked), str(values), str(result)])
+        if done.returncode:
+            raise self._failure("running the user's module", done)
+        done = self._run([sys.executable, str(self.file), "--check", "--reference", str(result)])
+        found = {match["what"]: match.groupdict() for match in _CHECK.finditer(done.stdout)}
+        if done.returncode or set(found) != {"check", "reference"}:
+            raise self._failure("comparing it with the user's module", done)
+        return {what: _numbers(groups) for what, groups in found.items()}
+
+    def _run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        root = str(Path(__file__).parents[2])
+        path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        left = max(1.0, self.deadline - time.monotonic())
+        try:
+            return subprocess.run(command, capture_output=True, text=True, timeout=left, check=False, env=environment)
+        except subprocess.TimeoutExpired as error:
+            raise ExportError(
+                f"verifying the exported file took longer than its time limit ({' '.join(command[1:3])})",
+                hint="Export with fewer layers, or without verification and run the file's --check yourself.",
+            ) from error
+
+    def _failure(self, what: str, done: subprocess.CompletedProcess[str]) -> ExportError:
+        lines = [line.strip() for line in (done.stdout + "\n" + done.stderr).splitlines() if line.strip()]
+        telling = [line for line in lines if "FAIL" in line or "differ" in line or "planned" in line or "Error" in line]
+        return ExportError(
+            f"the exported file failed at {what}: {(telling or lines or ['no output'])[0]}",
+            hint="Nothing was written. This is a fault of the exporter or of the trace; the details hold the full output.",
+            details={"output": "\n".join(lines[-60:]), "returncode": done.returncode},
+        )
+
+
+def _numbers(groups: dict[str, str]) -> dict[str, Any]:
+    return {
+        "mesh": groups["mesh"],
+        "loss": float(groups["loss"]),
+        "loss_difference": float(groups["dloss"]),
+        "gradients": int(groups["grads"]),
+        "largest_error": float(groups["error"]),
+        "worst_parameter": groups["worst"],
+        "counts": groups["counts"],
+    }

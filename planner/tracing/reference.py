@@ -1,0 +1,91 @@
+"""The truth that exported scripts are compared with: the user's own module, plain autograd, one process, float32.
+
+    python -m planner.tracing.reference REQUEST.json VALUES.pt OUT.pt
+
+REQUEST.json is a ModelRequest, VALUES.pt holds `{"parameters": {name: tensor}, "inputs": {name: tensor}}`, OUT.pt receives
+`{"loss": tensor, "grads": {name: tensor}}`. Runs the user's code, so it runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from planner.errors import PlannerError, TraceError
+from planner.graph import ModelRequest
+from planner.tracing.sources import find_factory, sizes_for
+from planner.tracing.trace import LoadedModel, named_leaves, parts_of
+
+
+def reference_step(request: ModelRequest, values: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
+    """Loss and gradients of the module with the given parameters and inputs, computed in float32.
+
+    Raises:
+        TraceError: the model has other parameters or inputs than the values, or buffers without values.
+    """
+    loaded = _load(request)
+    module = loaded.module.float()
+    _set_parameters(module, values["parameters"])
+    args, kwargs = _with_inputs(loaded, values["inputs"])
+    loss = module(*args, **kwargs)
+    loss.backward()
+    grads = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), "grads": grads}
+
+
+def _load(request: ModelRequest) -> LoadedModel:
+    factory = find_factory(request.model)
+    with torch.device("cpu"):
+        module, args, kwargs = parts_of(factory(**sizes_for(factory, request)), request.model)
+    if any(buffer.is_meta for buffer in module.buffers()):
+        raise TraceError(
+            f"{request.model} builds its buffers without values", hint="Build buffers on the default device, not on meta."
+        )
+    if any(parameter.is_meta for parameter in module.parameters()):
+        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        module.to_empty(device="cpu")
+        for name, buffer in module.named_buffers():
+            buffer.copy_(buffers[name])
+    return LoadedModel(module=module, args=args, kwargs=kwargs, parameters=())
+
+
+def _set_parameters(module: nn.Module, values: Mapping[str, Tensor]) -> None:
+    own = dict(module.named_parameters())
+    if set(own) != set(values):
+        raise TraceError(
+            f"the model's parameters are not those of the plan: {', '.join(sorted(set(own) ^ set(values)))}",
+            hint="The model changed since it was planned; plan it again.",
+        )
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(values[name])
+
+
+def _with_inputs(loaded: LoadedModel, inputs: Mapping[str, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    _, structure = pytree.tree_flatten((loaded.args, loaded.kwargs))
+    leaves = [inputs[name] if isinstance(leaf, Tensor) else leaf for name, leaf in named_leaves(loaded)]
+    args, kwargs = pytree.tree_unflatten(leaves, structure)
+    return args, kwargs
+
+
+def main(argv: list[str]) -> int:
+    request_file, values_file, out_file = map(Path, argv)
+    torch.set_num_threads(1)
+    try:
+        request = ModelRequest.from_json(json.loads(request_file.read_text()))
+        torch.save(reference_step(request, torch.load(values_file, weights_only=True)), out_file)
+    except PlannerError as error:
+        print(error.explain(), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
