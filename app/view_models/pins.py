@@ -108,6 +108,11 @@ def _parameter_behind(graph: JointGraph, index: int, slot: int) -> int | None:
     return at if graph.nodes[at].kind == "param" else None
 
 
+def offered(legal: Iterable[Any]) -> tuple[str, ...]:
+    """Legal placements as texts; those that leave a reduction pending come last."""
+    return tuple(sorted(map(placements_text, legal), key=lambda text: "P" in text))
+
+
 def count_matches(graph: JointGraph, where: str) -> int:
     """How many tensors a WHERE means; raises InvalidConstraintError with the nearest names if none."""
     return len(resolve(where, graph))

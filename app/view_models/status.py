@@ -59,9 +59,10 @@ def verdict(plan: Plan) -> tuple[str, str]:
     if budget is None:
         return "no memory limit", "plain"
     free = budget - plan.memory.peak_bytes
+    digits = 1 if abs(free) >= GIB else 2
     if free < 0:
-        return f"{-free / GIB:.1f} GiB over", "bad"
-    return f"fits, {free / GIB:.1f} GiB free", "good"
+        return f"{-free / GIB:.{digits}f} GiB over", "bad"
+    return f"fits, {free / GIB:.{digits}f} GiB free", "good"
 
 
 def state(plan: Plan, pins: Pins, *, infeasible: bool) -> tuple[str, str]:

@@ -56,7 +56,7 @@ def _placements(target: PinTarget, was_waiting: bool) -> None:
             state.forget_failed(found, target.key)
             st.rerun()
         return
-    _choose(found, target, tuple(placements_text(p) for p in job.result))
+    _choose(found, target, pins_model.offered(job.result))
 
 
 def _waiting_text(found: state.Session, job: Job) -> str:
@@ -76,10 +76,11 @@ def _choose(found: state.Session, target: PinTarget, options: tuple[str, ...]) -
         return
     now = placements_text(placement_of(document.plan, target.key))
     axes = document.plan.mesh.axis_names
-    placement = st.radio(
-        f"To, per axis {', '.join(axes)}", options, index=options.index(now) if now in options else 0,
-        key=f"place {target.where} {now}", horizontal=True, format_func=lambda text: f"{text} (now)" if text == now else text,
+    placement = st.pills(
+        f"To, per axis {', '.join(axes)}", options, default=now if now in options else options[0], required=True,
+        key=f"place {target.where} {now}", format_func=lambda text: f"{text} (now)" if text == now else text,
     )  # fmt: skip
+    assert placement is not None
     everywhere = target.everywhere != target.where
     scopes = SCOPES if everywhere else ("this one", "glob")
     scope = st.segmented_control("Where", scopes, default=scopes[0], required=True, key=f"scope {target.where}")

@@ -42,10 +42,11 @@ def _strip() -> None:
 
 def _running(found: state.Session, running: state.Running) -> None:
     job = running.job
-    text = "waiting for a free core" if job.waits_for_room else state.elapsed_text(job) or "starting the worker"
+    stage = job.stages[-1].name if job.stages else "starting the worker"
+    text = "waiting for a free core" if job.waits_for_room else stage
+    detail = "" if text == running.kind else f" {markup.escape(text)},"
     st.html(
-        f'<div class="px" role="status"><b>{JOB_NAMES[running.kind]}</b> {markup.escape(text)}'
-        f' <span class="soft">{job.seconds:.0f} s</span></div>',
+        f'<div class="px" role="status"><b>{JOB_NAMES[running.kind]}:</b>{detail} {job.seconds:.0f} s</div>',
         width="content",
     )
     if st.button("Cancel", key="cancel"):

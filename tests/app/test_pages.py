@@ -28,7 +28,7 @@ def click(at: AppTest, key: str, *group: str) -> AppTest:
     """A click in the graph, then as many runs as the worker needs to say what is legal."""
     at.session_state[f"graph_{document(at).draft}"] = {"selected": key, "group": [*group, key]}
     run(at)
-    return until(at, lambda: any(radio.label.startswith("To, per axis") for radio in at.radio))
+    return until(at, lambda: placements(at) is not None)
 
 
 def until(at: AppTest, done: Callable[[], bool]) -> AppTest:
@@ -46,7 +46,7 @@ def press(at: AppTest, key: str) -> AppTest:
 
 
 def placements(at: AppTest):
-    return next(radio for radio in at.radio if radio.label.startswith("To, per axis"))
+    return next((group for group in at.button_group if (group.key or "").startswith("place ")), None)
 
 
 def scope(at: AppTest, value: str) -> AppTest:
@@ -124,7 +124,7 @@ def test_a_bad_address_is_an_error_beside_the_demo(open_app, address):
 def test_a_click_fills_the_inspector_and_the_address(open_app):
     at = click(open_app(), WQ)
     assert at.code[0].value == WQ and address(at)["op"] == WQ
-    assert placements(at).value == "S(0)S(1)" and "S(0)R" in placements(at).options
+    assert placements(at).value == "S(0)S(1)"
 
 
 def test_pin_in_all_layers_undo_redo_unpin_clear(open_app):
@@ -164,7 +164,7 @@ def test_the_weight_of_a_linear_can_be_pinned_from_it(open_app):
     at = click(open_app(), WQ)
     at.button_group(key=f"target {WQ}").set_value("weight")
     run(at)
-    until(at, lambda: any(radio.label.startswith("To, per axis") for radio in at.radio))
+    until(at, lambda: placements(at) is not None)
     press(at, "pin")
     assert document(at).history.pins[0].where == "layers.0.attention.wq.weight"
 

@@ -208,7 +208,8 @@ class PlanGraphView {
   }
 
   homeCamera() {
-    const scale = Math.min(1, Math.max(0.4, this.canvas.clientWidth / (this.size.width + 40)));
+    const [width, height] = [this.canvas.clientWidth, this.canvas.clientHeight];
+    const scale = Math.min(1, Math.max(0.4, width / (this.size.width + 40)), Math.max(0.7, height / (this.size.height + 28)));
     return { x: Math.max(16, (this.canvas.clientWidth - this.size.width * scale) / 2), y: 14, scale };
   }
 
@@ -340,18 +341,21 @@ class PlanGraphView {
     this.selectionLayer.replaceChildren();
     const index = this.model.indexOf.get(this.group.at(-1));
     if (index === undefined || !this.boxes.has(`op:${index}`)) return;
-    for (const link of this.model.incoming[index]) this.drawSelectionEdge(link);
-    for (const link of this.model.outgoing[index]) this.drawSelectionEdge(link);
+    const said = new Set(); // several links can pass one redistribution: its text is written once
+    for (const link of this.model.incoming[index]) this.drawSelectionEdge(link, said);
+    for (const link of this.model.outgoing[index]) this.drawSelectionEdge(link, said);
   }
 
-  drawSelectionEdge({ from, to, edges }) {
+  drawSelectionEdge({ from, to, edges }, said) {
     const [source, target] = [this.boxFor(from), this.boxFor(to)];
     if (!source || !target || source === target) return;
     const [x1, y1, x2, y2] = [source.x + source.width / 2, source.y + source.height, target.x + target.width / 2, target.y];
     const bend = Math.max(12, Math.abs(y2 - y1) / 2);
     const saved = this.topology.ops.backward[from] !== this.topology.ops.backward[to];
     svg("path", { d: `M${x1},${y1}C${x1},${y1 + bend} ${x2},${y2 - bend} ${x2},${y2}`, class: saved ? "saved" : "" }, this.selectionLayer);
-    const texts = edges.map((e) => this.moves.get(e)?.text).filter(Boolean);
+    const moved = edges.filter((e) => this.moves.has(e) && !said.has(e));
+    const texts = moved.map((e) => this.moves.get(e).text);
+    if (texts.length && !saved) moved.forEach((e) => said.add(e));
     if (texts.length && !saved) svg("text", { x: (x1 + x2) / 2 + 6, y: (y1 + y2) / 2 + 3 }, this.selectionLayer, shorten(texts.join(", "), 64));
   }
 
@@ -545,7 +549,7 @@ class PlanGraphView {
       Home: () => this.collapseAll(),
       f: () => this.fit(),
       e: () => this.cursor && this.openAllInside(this.cursor),
-      p: () => document.querySelector("[class*='st-key-place'] input")?.focus(),
+      p: () => document.querySelector("[class*='st-key-place'] button, [class*='st-key-place'] input")?.focus(),
       ".": () => this.stepRedistribution(1),
       ",": () => this.stepRedistribution(-1),
       "?": () => this.toggleHelp(),
