@@ -58,8 +58,11 @@ class _Excess:
 class BudgetSearch:
     """One search for the price per byte. `cost_us` are prices without memory, `inf` = ruled out."""
 
-    def __init__(self, solver: MessagePassing, cost_us: np.ndarray, budget_bytes: int, effort: Effort) -> None:
+    def __init__(
+        self, solver: MessagePassing, cost_us: np.ndarray, budget_bytes: int, effort: Effort, window: np.ndarray | None = None
+    ) -> None:
         self.solver = solver
+        self.window = window
         self.problem = solver.problem
         self.cost_us = cost_us
         self.budget_bytes = budget_bytes
@@ -97,7 +100,7 @@ class BudgetSearch:
         starts = [plan[1] for plan in (self.fits, self.too_big) if plan is not None]
         values = [self.value(s) + price * self._excess_of(s) for s in starts]
         start = starts[int(np.argmin(values))] if starts else None
-        found = self.solver.run(self.effort, start)
+        found = self.solver.run(self.effort, start, self.window)
         self.sweeps += found.sweeps
         bound = found.bound_us - self.offset(price)
         if bound > self.bound:
@@ -157,13 +160,14 @@ def solve_within_budget(
     *,
     price: float = 0.0,
     plans: tuple[np.ndarray, ...] = (),
+    window: np.ndarray | None = None,
     max_prices: int = _MAX_PRICES,
 ) -> BudgetOutcome:
     """The cheapest plan found that keeps at most `budget_bytes`, with a proven bound.
 
     `price` and `plans` come from a similar search: start there. The solver is left at the price with the best bound.
     """
-    search = BudgetSearch(solver, cost_us, budget_bytes, effort)
+    search = BudgetSearch(solver, cost_us, budget_bytes, effort, window)
     for plan in plans:
         search.offer(plan)
     current: float | None = price

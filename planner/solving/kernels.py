@@ -252,37 +252,48 @@ def _backward_pass(lay, cost, m, active, eps, d, h, msg):
 
 
 @numba.njit(cache=True)
-def sweeps(lay, cost, m, active, whole, count, tolerance, eps, penalty, x):
+def sweeps(lay, cost, m, active, count, tolerance, eps, penalty, x):
     """Up to `count` sweeps (forward pass, decoding, backward pass); the best plan found goes into x.
 
-    Only nodes in `active` are visited, and of those only the ones that are stale. The bound is valid only when `whole`:
-    every node is active. Stops early when proved (gap within `tolerance`, relative) or when nothing is stale.
+    Forward passes visit nodes in `active`, backward passes all nodes, in both cases only the stale ones: that is what the
+    bound needs. Stops early when proved (gap within `tolerance`, relative) or when nothing is stale.
     -> (value of x, bound, sweeps done)
     """
     d = np.empty(np.diff(lay.first).max())
     widest = lay.table_size.max() if lay.table_size.size else 1
     h, msg = np.empty(widest), np.empty(widest)
+    everyone = np.ones(active.size, np.bool_)
     best, bound, done = np.inf, -np.inf, 0
     for _ in range(count):
         _forward_pass(lay, cost, m, active, eps, d, h, msg)
-        if whole:
-            _decode_forward(lay, cost, m, penalty, d)
-            value = value_of(lay, cost, m.choice)
-            if value < best:
-                best = value
-                x[:] = m.choice
-        _backward_pass(lay, cost, m, active, eps, d, h, msg)
+        _decode_forward(lay, cost, m, penalty, d)
+        value = value_of(lay, cost, m.choice)
+        if value < best:
+            best = value
+            x[:] = m.choice
+        _backward_pass(lay, cost, m, everyone, eps, d, h, msg)
         done += 1
-        total = m.node_low.sum() + m.edge_low.sum()
-        if whole:
-            bound = max(bound, total)
-            if best - bound <= tolerance * abs(best) or not (m.stale_forward.any() or m.stale_backward.any()):
-                break
-        else:
-            if done > 3 and abs(total - bound) <= 1e-7 * abs(total):
-                break
-            bound = total
+        bound = max(bound, m.node_low.sum() + m.edge_low.sum())
+        if best - bound <= tolerance * abs(best) or not (m.stale_forward.any() or m.stale_backward.any()):
+            break
     return best, bound, done
+
+
+@numba.njit(cache=True)
+def settle(lay, cost, m, active, count, eps, enough):
+    """Up to `count` sweeps among the active nodes only, until the sum of the bound's parts moves by less than `enough`. The
+    parts are no bound afterwards, until a sweep visits what became stale outside."""
+    d = np.empty(np.diff(lay.first).max())
+    widest = lay.table_size.max() if lay.table_size.size else 1
+    h, msg = np.empty(widest), np.empty(widest)
+    before = -np.inf
+    for _ in range(count):
+        _forward_pass(lay, cost, m, active, eps, d, h, msg)
+        _backward_pass(lay, cost, m, active, eps, d, h, msg)
+        total = m.node_low.sum() + m.edge_low.sum()
+        if abs(total - before) <= enough:
+            break
+        before = total
 
 
 @numba.njit(cache=True)
@@ -332,12 +343,11 @@ def reduced_costs(lay, cost, m, out):
 @numba.njit(cache=True)
 def _grow_forest(lay, order, root_of, in_forest):
     """Take nodes in `order` while the taken ones induce a forest (no two edges into one tree)."""
-    n = order.size
-    for i in range(n):
+    for i in range(root_of.size):
         root_of[i] = i
         in_forest[i] = False
     seen = np.empty(64, np.int64)
-    for a in range(n):
+    for a in range(order.size):
         i = order[a]
         found, fine = 0, True
         for side in range(2):

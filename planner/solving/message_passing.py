@@ -21,7 +21,8 @@ TOLERANCE = 1e-6
 """Relative gap at which a plan counts as proved."""
 
 _SETTLED_US = 1e-9
-_MEND_ORDERS = 4
+_MEND_ORDERS = 3
+_WINDOW_SWEEPS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,9 @@ class Effort:
     Attributes:
         max_sweeps: whole sweeps at most.
         patience: stop after this many rounds of sweeps that improve neither plan nor bound noticeably.
-        round_sweeps: sweeps between two mendings.
+        round_sweeps: sweeps in a round.
+        mend_every: rounds between two mendings.
+        local_sweeps: with a window, so many of the first sweeps pass forward messages only there.
         eps_us: messages that move less than this count as settled.
         tolerance, enough_us: stop when the gap is within this part of the value, or below this many µs.
     """
@@ -53,6 +56,8 @@ class Effort:
     max_sweeps: int = 400
     patience: int = 4
     round_sweeps: int = 8
+    mend_every: int = 1
+    local_sweeps: int = 5
     eps_us: float = _SETTLED_US
     tolerance: float = TOLERANCE
     enough_us: float = 0.0
@@ -94,30 +99,30 @@ class MessagePassing:
         for stale in (self.messages.stale_forward, self.messages.stale_backward, self.messages.stale_choice):
             stale[touched] = True
 
-    def settle(self, active: np.ndarray, max_sweeps: int, eps_us: float) -> None:
-        """Pass messages among some nodes only: a good start near a change. Gives no bound."""
-        scratch = np.zeros(self.layout.num_nodes, np.int64)
-        penalty = self.penalty_us()
-        kernels.sweeps(
-            self.layout, self.cost_us, self.messages, active, False, max_sweeps, TOLERANCE, eps_us, penalty, scratch
-        )  # fmt: skip
+    def run(self, effort: Effort, start: np.ndarray | None = None, window: np.ndarray | None = None) -> Outcome:
+        """Sweep, decode and mend until proved, stuck or out of time.
 
-    def run(self, effort: Effort, start: np.ndarray | None = None) -> Outcome:
-        """Sweep, decode and mend until proved, stuck or out of time. `start` is a plan to begin with."""
+        `start` is a plan to begin with. `window` (bool per node) says where prices changed: messages settle there before
+        each round of whole sweeps, and mending is confined to it.
+        """
         lay, penalty = self.layout, self.penalty_us()
         everyone = np.ones(lay.num_nodes, np.bool_)
         best = np.zeros(lay.num_nodes, np.int64) if start is None else start.copy()
-        bound, done, stuck = -np.inf, 0, 0
+        bound, done, stuck, rounds = -np.inf, 0, 0, 0
         found = np.zeros(lay.num_nodes, np.int64)
         rng = np.random.default_rng(0)
+        members = np.arange(lay.num_nodes) if window is None else np.flatnonzero(window)
         value = np.inf
         if start is not None:
-            kernels.mend(lay, self.cost_us, _orders(rng, lay.num_nodes), penalty, best)
+            kernels.mend(lay, self.cost_us, _orders(rng, members), penalty, best)
             value = kernels.value_of(lay, self.cost_us, best)
         while done < effort.max_sweeps and not effort.expired():
+            if window is not None:
+                self._settle(window, effort.eps_us)
+            active = everyone if window is None or done >= effort.local_sweeps else window
             count = min(effort.round_sweeps, effort.max_sweeps - done)
             found_value, found_bound, swept = kernels.sweeps(
-                lay, self.cost_us, self.messages, everyone, True, count, effort.tolerance, effort.eps_us, penalty, found
+                lay, self.cost_us, self.messages, active, count, effort.tolerance, effort.eps_us, penalty, found
             )
             done += swept
             before = value, bound
@@ -126,7 +131,9 @@ class MessagePassing:
                 best[:], value = found, found_value
             if value - bound <= max(effort.tolerance * abs(value), effort.enough_us):
                 break
-            value = self._mend(best, value, penalty, rng)
+            rounds += 1
+            if rounds % effort.mend_every == 0:
+                value = self._mend(best, value, penalty, _orders(rng, members))
             if value - bound <= max(effort.tolerance * abs(value), effort.enough_us):
                 break
             small = 1e-7 * abs(bound)
@@ -135,10 +142,14 @@ class MessagePassing:
                 break
         return Outcome(best, value, min(bound, value), done)
 
-    def _mend(self, best: np.ndarray, value: float, penalty: float, rng: np.random.Generator) -> float:
+    def _settle(self, window: np.ndarray, eps_us: float) -> None:
+        """Pass messages among the nodes of the window only. Gives no bound."""
+        enough = 0.3 * TOLERANCE * abs(self.bound_now())
+        kernels.settle(self.layout, self.cost_us, self.messages, window, _WINDOW_SWEEPS, eps_us, enough)
+
+    def _mend(self, best: np.ndarray, value: float, penalty: float, orders: np.ndarray) -> float:
         """Improve `best` in place: mend it, and mend two decodings of the present messages. -> its value"""
         lay = self.layout
-        orders = _orders(rng, lay.num_nodes)
         backward = self.messages.choice.copy()
         kernels.decode_backward(lay, self.cost_us, self.messages, penalty, backward)
         for candidate in (best.copy() if value < np.inf else None, self.messages.choice.copy(), backward):
@@ -167,8 +178,9 @@ class MessagePassing:
         return 100.0 * (float(np.abs(least[np.isfinite(least)]).sum()) + float(tables.max(initial=1.0)))
 
 
-def _orders(rng: np.random.Generator, num_nodes: int) -> np.ndarray:
-    return np.array([rng.permutation(num_nodes) for _ in range(_MEND_ORDERS)])
+def _orders(rng: np.random.Generator, members: np.ndarray) -> np.ndarray:
+    """int64 [orders, nodes]: random orders of the nodes to mend."""
+    return np.array([rng.permutation(members) for _ in range(_MEND_ORDERS)])
 
 
 def warm_up(problem: PairwiseProblem) -> float:
@@ -177,6 +189,6 @@ def warm_up(problem: PairwiseProblem) -> float:
     solver = MessagePassing(problem)
     solver.run(Effort(max_sweeps=1))
     choice = np.zeros(problem.layout.num_nodes, np.int64)
-    solver._mend(choice, np.inf, solver.penalty_us(), np.random.default_rng(0))
+    solver._mend(choice, np.inf, solver.penalty_us(), _orders(np.random.default_rng(0), np.arange(problem.layout.num_nodes)))
     solver.reduced_costs()
     return time.perf_counter() - began

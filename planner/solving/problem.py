@@ -35,7 +35,7 @@ class PairwiseProblem:
         layout: nodes in sweep order, edges, tables.
         unary_us: float64, flat over strategies, computation time.
         num_bytes: float64, flat over strategies, memory that the strategy keeps on a device.
-        strategy_numbers: per problem node, the numbers of the surviving strategies (placement numbers for shared nodes).
+        strategy_numbers: flat, the numbers of the surviving strategies (placement numbers for shared nodes).
         node_of: graph node -> problem node.
         shared_of: (tensor, phase) -> problem node of its shared placement.
     """
@@ -43,7 +43,7 @@ class PairwiseProblem:
     layout: Layout
     unary_us: np.ndarray
     num_bytes: np.ndarray
-    strategy_numbers: tuple[np.ndarray, ...]
+    strategy_numbers: np.ndarray
     node_of: np.ndarray
     shared_of: Mapping[SharedKey, int]
 
@@ -58,6 +58,14 @@ class PairwiseProblem:
         row = lay.pool[lay.port_u + choice[lay.edge_u]].astype(np.int64)
         column = lay.pool[lay.port_v + choice[lay.edge_v]]
         return lay.table[lay.table_at[lay.edge_table] + row * lay.table_size[lay.edge_table] + column]
+
+    def chosen_numbers(self, choice: np.ndarray) -> np.ndarray:
+        """int64 [problem nodes]: the strategy (or shared placement) number of each choice."""
+        return self.strategy_numbers[self.layout.first[:-1] + choice]
+
+    def numbers_at(self, node: int) -> np.ndarray:
+        """Numbers of the surviving strategies of a problem node."""
+        return self.strategy_numbers[self.layout.span(node)]
 
     def used_bytes(self, choice: np.ndarray) -> int:
         return round(float(self.num_bytes[self.layout.first[:-1] + choice].sum()))
@@ -235,7 +243,7 @@ def build_problem(costs: CostTable) -> PairwiseProblem:
         layout=draft.layout(),
         unary_us=np.concatenate(draft.unary),
         num_bytes=np.concatenate(draft.bytes),
-        strategy_numbers=tuple(draft.numbers),
+        strategy_numbers=np.concatenate(draft.numbers).astype(np.int64),
         node_of=node_of,
         shared_of=shared_of,
     )

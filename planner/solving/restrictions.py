@@ -67,7 +67,7 @@ def restrict(constraint: Constraint, costs: CostTable, problem: PairwiseProblem)
 
 def legal_numbers(ref: TensorRef, costs: CostTable, problem: PairwiseProblem) -> np.ndarray:
     """Placement numbers that some surviving strategy of the producer gives the tensor, ascending."""
-    kept = problem.strategy_numbers[int(problem.node_of[ref.node])]
+    kept = problem.numbers_at(int(problem.node_of[ref.node]))
     return np.unique(costs.space.strategies[ref.node].output(ref.output)[kept])
 
 
@@ -80,7 +80,7 @@ def _mask(constraint: Pin | BoundaryPlacement, ref: TensorRef, costs: CostTable,
             f"{constraint.describe()}: {key} ({lattice.meta}) cannot be {text(constraint.placements)}: {why}",
             hint=_legal_hint(ref, costs, problem),
         )
-    kept = problem.strategy_numbers[int(problem.node_of[ref.node])]
+    kept = problem.numbers_at(int(problem.node_of[ref.node]))
     mask = costs.space.strategies[ref.node].output(ref.output)[kept] == number
     if not mask.any():
         reasons = _banned(ref, costs)

@@ -157,14 +157,21 @@ class Solver:
         assert alive is not None, "fewer restrictions leave more"
         self._passing.restore(self._fresh)
         inner = replace(run, restrictions=restrictions)
-        found, method = self._search(alive, inner, price=0.0, plans=(), effort=run.effort())
+        found, method = self._search(alive, inner, price=0.0, plans=(), effort=run.effort(), window=None)
         base = _Base(found.outcome, method, found.price, found.too_big, self._passing.save())
         if not run.effort().expired():
             self._bases[unpinned] = base
         return base
 
     def _search(
-        self, alive: np.ndarray, run: _Run, *, price: float, plans: tuple[np.ndarray, ...], effort: Effort
+        self,
+        alive: np.ndarray,
+        run: _Run,
+        *,
+        price: float,
+        plans: tuple[np.ndarray, ...],
+        effort: Effort,
+        window: np.ndarray | None,
     ) -> tuple[BudgetOutcome, str]:
         """Message passing, then the exact step if that is needed and possible. -> result, method"""
         cost = np.where(alive, self.problem.unary_us, np.inf)
@@ -173,19 +180,27 @@ class Solver:
         if limit is None:
             self._passing.set_costs(cost)
             start = plans[0] if plans else None
-            found = BudgetOutcome(self._passing.run(effort, start))
+            found = BudgetOutcome(self._passing.run(effort, start, window))
         else:
-            found = self._within(cost, limit, run, price=price, plans=plans, effort=effort)
+            found = self._within(cost, limit, run, price=price, plans=plans, effort=effort, window=window)
         run.tell(found.outcome, "message passing")
         outcome, method = self._finish(found, alive, limit, run)
         return replace(found, outcome=outcome), method
 
     def _within(
-        self, cost: np.ndarray, limit: int, run: _Run, *, price: float, plans: tuple[np.ndarray, ...], effort: Effort
+        self,
+        cost: np.ndarray,
+        limit: int,
+        run: _Run,
+        *,
+        price: float,
+        plans: tuple[np.ndarray, ...],
+        effort: Effort,
+        window: np.ndarray | None,
     ) -> BudgetOutcome:
         if price == 0.0:
             self._passing.set_costs(cost)
-            free = self._passing.run(effort, plans[0] if plans else None)
+            free = self._passing.run(effort, plans[0] if plans else None, window)
             if math.isfinite(free.value_us) and self.problem.used_bytes(free.choice) <= limit:
                 return BudgetOutcome(free)
             plans = (*plans, free.choice) if math.isfinite(free.value_us) else plans
@@ -194,21 +209,17 @@ class Solver:
             raise explain_budget(self.problem, run.restrictions, least, run.effort(max_sweeps=100))
         if math.isfinite(least.num_bytes):
             plans = (*plans, least.choice)
-        return solve_within_budget(self._passing, cost, limit, effort, price=price, plans=plans)
+        return solve_within_budget(self._passing, cost, limit, effort, price=price, plans=plans, window=window)
 
     # ---- with pins ------------------------------------------------------------------------------------------------
     def _pinned(self, base: _Base, alive: np.ndarray, run: _Run) -> tuple[Outcome, str]:
         self._settle(base)
         self._passing.restore(base.state)
-        effort = run.effort(max_sweeps=80, patience=3, round_sweeps=4, eps_us=1e-6)
+        effort = run.effort(max_sweeps=40, patience=6, round_sweeps=1, mend_every=2, eps_us=1e-6)
         cost = np.where(alive, self.problem.unary_us, np.inf)
-        price_of_bytes = base.price * self.problem.num_bytes if base.price else 0.0
         window = self._window(run.restrictions)
-        if window is not None:
-            self._passing.set_costs(np.where(alive, cost + price_of_bytes, np.inf))
-            self._passing.settle(window, 40, 1e-6)
         plans = tuple(self._adapt(plan, cost) for plan in (base.outcome.choice, base.too_big) if plan is not None)
-        found, method = self._search(alive, run, price=base.price, plans=plans, effort=effort)
+        found, method = self._search(alive, run, price=base.price, plans=plans, effort=effort, window=window)
         return found.outcome, method
 
     def _settle(self, base: _Base) -> None:
@@ -216,7 +227,7 @@ class Solver:
         if base.settled:
             return
         self._passing.restore(base.state)
-        self._passing.run(Effort(max_sweeps=200, patience=200, round_sweeps=200, eps_us=1e-7, tolerance=-1.0))
+        self._passing.run(Effort(max_sweeps=40, patience=40, round_sweeps=40, eps_us=1e-7, tolerance=-1.0))
         base.state = self._passing.save()
         base.settled = True
 
@@ -289,9 +300,9 @@ class Solver:
             raise SolverError(
                 f"no plan was found within {seconds:.1f} s", hint="Give more time, or remove some pins."
             )  # fmt: skip
-        numbers = self.problem.strategy_numbers
-        chosen = np.array([numbers[v][outcome.choice[v]] for v in self.problem.node_of], np.int64)
-        shared = {key: int(numbers[v][outcome.choice[v]]) for key, v in self.problem.shared_of.items()}
+        number = self.problem.chosen_numbers(outcome.choice)
+        chosen = number[self.problem.node_of]
+        shared = {key: int(number[node]) for key, node in self.problem.shared_of.items()}
         report = SolveReport(
             status="optimal" if outcome.proved else "feasible",
             objective_us=outcome.value_us,

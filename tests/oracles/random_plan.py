@@ -88,5 +88,3 @@ def _wanted(costs: CostTable, chosen: np.ndarray, consumer: int, slot: int) -> i
     strategies = costs.space.strategies[consumer]
     column = strategies.output(0) if slot == GRADIENT_STORE else strategies.operand(slot)
     return int(column[chosen[consumer]])
-
-
