@@ -8,6 +8,7 @@ Two plans are then mixed: where they differ in places that do not touch, each pl
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -161,26 +162,34 @@ def solve_within_budget(
     price: float = 0.0,
     plans: tuple[np.ndarray, ...] = (),
     window: np.ndarray | None = None,
+    smallest: Callable[[], np.ndarray | None] = lambda: None,
+    close_enough: float = CLOSE_ENOUGH,
     max_prices: int = _MAX_PRICES,
 ) -> BudgetOutcome:
     """The cheapest plan found that keeps at most `budget_bytes`, with a proven bound.
 
-    `price` and `plans` come from a similar search: start there. The solver is left at the price with the best bound.
+    `price` and `plans` come from a similar search: start there. `smallest` makes a plan with the least memory; it is called
+    when no plan that fits has been seen. The solver is left at the price with the best bound.
     """
-    search = BudgetSearch(solver, cost_us, budget_bytes, effort, window)
+    rough = replace(effort, tolerance=max(effort.tolerance, 0.1 * close_enough))  # the price itself is off by more
+    search = BudgetSearch(solver, cost_us, budget_bytes, rough, window)
     for plan in plans:
         search.offer(plan)
     current: float | None = price
-    tried = 0
-    while current is not None and tried < max_prices:
-        search.evaluate(current)
-        tried += 1
-        if search.gap <= (TOLERANCE if current == 0.0 else CLOSE_ENOUGH) or effort.expired():
+    last = price
+    for tried in range(max_prices):
+        if current is None:
             break
+        search.evaluate(current)
         if current == 0.0 and search.high == 0.0:  # the free optimum fits: what is left is no matter of memory
             break
-        current = _step(search, current, price)
-    if search.best_price != current:
+        if search.fits is None and tried == 0 and (plan_that_fits := smallest()) is not None:
+            search.offer(plan_that_fits)
+            search.mix()
+        if search.gap <= (TOLERANCE if current == 0.0 else close_enough) or effort.expired():
+            break
+        last, current = current, _step(search, current, price)
+    if search.best_price != (last if current is None else current):
         solver.set_costs(cost_us + search.best_price * search.excess.num_bytes)
         refreshed = solver.run(replace(effort, max_sweeps=2))
         search.bound = max(search.bound, refreshed.bound_us - search.offset(search.best_price))

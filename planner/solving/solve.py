@@ -204,12 +204,17 @@ class Solver:
             if math.isfinite(free.value_us) and self.problem.used_bytes(free.choice) <= limit:
                 return BudgetOutcome(free)
             plans = (*plans, free.choice) if math.isfinite(free.value_us) else plans
-        least = least_memory(self.problem, np.isfinite(cost), run.effort(max_sweeps=100))
-        if least.bound_bytes > limit:
-            raise explain_budget(self.problem, run.restrictions, least, run.effort(max_sweeps=100))
-        if math.isfinite(least.num_bytes):
-            plans = (*plans, least.choice)
-        return solve_within_budget(self._passing, cost, limit, effort, price=price, plans=plans, window=window)
+
+        def smallest() -> np.ndarray | None:
+            least = least_memory(self.problem, np.isfinite(cost), run.effort(max_sweeps=100))
+            if least.bound_bytes > limit:
+                raise explain_budget(self.problem, run.restrictions, least, run.effort(max_sweeps=100))
+            return least.choice if math.isfinite(least.num_bytes) else None
+
+        return solve_within_budget(
+            self._passing, cost, limit, effort, price=price, plans=plans, window=window, smallest=smallest,
+            **({} if window is None else {"close_enough": 3e-4, "max_prices": 6}),
+        )  # fmt: skip
 
     # ---- with pins ------------------------------------------------------------------------------------------------
     def _pinned(self, base: _Base, alive: np.ndarray, run: _Run) -> tuple[Outcome, str]:
