@@ -13,6 +13,7 @@ from planner.costing.collective import mesh_collectives
 from planner.costing.compute import TIMELESS_KINDS, kernel_us
 from planner.costing.fusion import Traffic, fused_traffic
 from planner.costing.memory import memory_table
+from planner.costing.optimizer import optimizer_us
 from planner.costing.redistribution import move_price
 from planner.errors import InputError
 from planner.graph import JointGraph, TensorRef
@@ -40,17 +41,19 @@ def estimate_costs(
     routes = tuple(cheapest_routes(lattice, price) for lattice, price in zip(space.lattices, prices, strict=True))
     unreduced = unreduced_uses(space.graph)
     pending = sorted({space.lattice_of[space.graph.nodes[node].operands[slot]] for node, slot in unreduced})
+    memory = memory_table(space, policy or MemoryPolicy())
+    update_us = optimizer_us(space.graph, memory, hardware)
     return CostTable(
         space=space,
         hardware_name=hardware.name,
         hardware_hash=hardware.content_hash,
-        compute_us=compute_us(space, hardware),
+        compute_us=tuple(update_us.get(node, us) for node, us in enumerate(compute_us(space, hardware))),
         routes=routes,
         routes_without_reduction={
             number: cheapest_routes(space.lattices[number], prices[number], allow_reductions=False) for number in pending
         },
         unreduced=unreduced,
-        memory=memory_table(space, policy or MemoryPolicy()),
+        memory=memory,
     )
 
 
