@@ -16,9 +16,10 @@ from planner.tracing.recompute import recompute_cheap_activations
 
 def arrange(draft: JointDraft) -> None:
     merge_parameter_chains(draft)
-    recompute_parameter_chains(draft)
     drop_dead(draft)
     recompute_cheap_activations(draft)
+    recompute_parameter_chains(draft)
+    drop_dead(draft)
     place_parameter_chains(draft)
     place_gradient_tails(draft)
     fill_modules(draft)

@@ -1,0 +1,59 @@
+"""Models that cannot be traced: the op, the shapes and the user's line are named, and the next model traces as if alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.errors import InputError, PlannerError, TraceError, UnsupportedOpError
+from planner.tracing.trace import trace
+from tests.planner.tracing.common import line_of, user_request
+
+CASES = {
+    "bad_shape": (TraceError, r"add of shapes 8x16 and 7"),
+    "data_branch": (TraceError, r"depends on values of tensors"),
+    "raises": (TraceError, r"ValueError: no such thing"),
+    "data_shape": (TraceError, r"aten\.nonzero\.default has a shape that depends on values"),
+    "random": (UnsupportedOpError, r"aten\.native_dropout\.default draws random numbers"),
+    "counting": (UnsupportedOpError, r"forward changes the buffer count in place"),
+    "fails_to_build": (InputError, r"RuntimeError: the configuration is missing"),
+}
+
+
+@pytest.mark.parametrize("factory", CASES)
+def test_failure_names_the_reason_and_the_line(factory: str) -> None:
+    kind, reason = CASES[factory]
+    with pytest.raises(kind, match=reason) as caught:
+        trace(user_request(factory))
+    assert line_of(factory) in caught.value.message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("factory", "reason"),
+    [
+        ("no_scalar", r"the model returns float32\[8,16\]; it has to return one scalar"),
+        ("no_parameters", "no parameter influences the loss"),
+    ],
+)
+def test_what_is_returned_has_to_be_a_loss(factory: str, reason: str) -> None:
+    with pytest.raises(TraceError, match=reason):
+        trace(user_request(factory))
+
+
+def test_factory_has_to_return_module_and_inputs() -> None:
+    with pytest.raises(InputError, match=r"returns \(Mlp\)"):
+        trace(user_request("returns_module_only"))
+
+
+def test_unsupported_op_carries_its_place() -> None:
+    with pytest.raises(UnsupportedOpError) as caught:
+        trace(user_request("random"))
+    assert caught.value.details == {"op": "aten.native_dropout.default", "module": "", "source": line_of("random")}
+
+
+def test_a_failure_leaves_nothing_behind() -> None:
+    before = trace(user_request("mlp"))
+    for factory in (*CASES, "no_scalar"):
+        with pytest.raises(PlannerError):
+            trace(user_request(factory))
+        assert trace(user_request("mlp")).fingerprint == before.fingerprint

@@ -1,0 +1,225 @@
+"""Models as a user would write them, each with what a tracer can trip over. Loaded by the tests as `user_models.py:factory`."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+SCALE = 2.0
+
+
+class Mlp(nn.Module):
+    def __init__(self, hidden=32):
+        super().__init__()
+        self.first, self.second = nn.Linear(16, hidden), nn.Linear(hidden, 16)
+
+    def forward(self, x):
+        return F.mse_loss(self.second(F.relu(self.first(x))) * SCALE, x)
+
+
+def mlp():
+    return Mlp(), (torch.randn(8, 16),)
+
+
+def mlp_with_sizes(batch=8):
+    return Mlp(), (torch.randn(batch, 16),)
+
+
+class TiedLm(nn.Module):
+    """The table is also the head; labels may be ignored; the loss flattens its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.mid = nn.Embedding(64, 16), nn.Linear(16, 16, bias=False)
+        self.head = nn.Linear(16, 64, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids, labels):
+        logits = self.head(torch.tanh(self.mid(self.embed(ids))))
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+
+
+def tied_lm():
+    ids = torch.randint(0, 64, (8, 12))
+    labels = ids.roll(-1, 1)
+    labels[:, -1] = -100
+    return TiedLm(), (ids, labels)
+
+
+class SpareParts(nn.Module):
+    """Parameters that are unused, frozen or whole numbers, and an idle buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.spare = nn.Linear(16, 16), nn.Linear(16, 48)
+        self.frozen = nn.Parameter(torch.randn(16), requires_grad=False)
+        self.order = nn.Parameter(torch.arange(16).flip(0), requires_grad=False)
+        self.register_buffer("idle", torch.zeros(5))
+        self.register_buffer("offset", torch.full((16,), 0.5))
+
+    def forward(self, x):
+        return ((self.used(x) + self.offset)[:, self.order] * self.frozen).pow(2).mean()
+
+
+def spare_parts():
+    return SpareParts(), (torch.randn(8, 16),)
+
+
+class NamedInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(16, 16)
+
+    def forward(self, batch, *, scale, mask=None, shift):
+        h = self.fc(batch["x"]) * scale + shift - batch["extra"]["y"]
+        return (h if mask is None else h * mask).pow(2).mean()
+
+
+def named_inputs():
+    batch = {"x": torch.randn(8, 16), "extra": {"y": torch.randn(8, 16)}}
+    return NamedInputs(), (batch,), {"shift": torch.randn(16), "scale": torch.randn(8, 1), "mask": None}
+
+
+class SelfAttention(nn.Module):
+    """Grouped heads without repetition, biases, layer norm, gelu, an additive in-place write, a written-out constant."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.q, self.kv, self.out = nn.LayerNorm(64), nn.Linear(64, 64), nn.Linear(64, 32), nn.Linear(64, 64)
+
+    def forward(self, x):
+        b, s, _ = x.shape
+        h = self.norm(x)
+        q = self.q(h).view(b, s, 8, 8).transpose(1, 2)
+        k, v = self.kv(h).view(b, s, 2, 16).transpose(1, 2).chunk(2, -1)
+        h = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        h = F.gelu(self.out(h.transpose(1, 2).reshape(b, s, 64))) * 1.0
+        h[:, 1:, :4] += 1.0
+        h = h @ self.out.weight
+        return h[:, [0, 2, 3]].sum() / 7 + torch.softmax(h, -1).mul(torch.tensor([2.0] * 64)).mean()
+
+
+def self_attention():
+    return SelfAttention(), (torch.randn(4, 6, 64),)
+
+
+class OwnInit(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scaled = nn.Parameter(torch.randn(8, 8) / 4)
+        self.shifted = nn.Parameter(torch.rand(8) * 2 - 1)
+        self.truncated = nn.Parameter(torch.empty(8, 8))
+        self.row_apart = nn.Parameter(torch.empty(8, 8))
+        self.linear, self.padded = nn.Linear(8, 8), nn.Embedding(8, 8, padding_idx=0)
+        self.norm = nn.LayerNorm(8)
+        nn.init.trunc_normal_(self.truncated)
+        nn.init.normal_(self.row_apart, 0.0, 0.5)
+        with torch.no_grad():
+            self.row_apart[0].zero_()
+        nn.init.xavier_uniform_(self.linear.weight)
+        nn.init.normal_(self.linear.weight, 0.25, 0.125)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, ids):
+        h = self.norm(self.linear(self.padded(ids)) * self.shifted)
+        return (h @ self.scaled @ self.truncated @ self.row_apart).mean()
+
+
+def own_init():
+    return OwnInit(), (torch.randint(0, 8, (4, 6)),)
+
+
+# ---- what cannot be traced ----------------------------------------------------------------------------------------------
+class Failing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(16, 16)
+        self.register_buffer("count", torch.zeros(16))
+
+
+class BadShape(Failing):
+    def forward(self, x):
+        return (self.fc(x) + torch.ones(7)).sum()  # bad_shape
+
+
+class DataBranch(Failing):
+    def forward(self, x):
+        h = self.fc(x)
+        return (h * 2 if h.sum().item() > 0 else h).sum()  # data_branch
+
+
+class Raises(Failing):
+    def forward(self, x):
+        raise ValueError("no such thing")  # raises
+
+
+class DataShape(Failing):
+    def forward(self, x):
+        h = self.fc(x)
+        return h[h > 0].sum()  # data_shape
+
+
+class NoScalar(Failing):
+    def forward(self, x):
+        return self.fc(x)
+
+
+class Random(Failing):
+    def forward(self, x):
+        return F.dropout(self.fc(x), 0.1).sum()  # random
+
+
+class Counting(Failing):
+    def forward(self, x):
+        self.count.add_(1.0)  # counting
+        return self.fc(x).sum()
+
+
+class NoParameters(nn.Module):
+    def forward(self, x):
+        return x.sum()
+
+
+def bad_shape():
+    return BadShape(), (torch.randn(8, 16),)
+
+
+def data_branch():
+    return DataBranch(), (torch.randn(8, 16),)
+
+
+def raises():
+    return Raises(), (torch.randn(8, 16),)
+
+
+def data_shape():
+    return DataShape(), (torch.randn(8, 16),)
+
+
+def no_scalar():
+    return NoScalar(), (torch.randn(8, 16),)
+
+
+def random():
+    return Random(), (torch.randn(8, 16),)
+
+
+def counting():
+    return Counting(), (torch.randn(8, 16),)
+
+
+def no_parameters():
+    return NoParameters(), (torch.randn(8, 16),)
+
+
+def fails_to_build():
+    raise RuntimeError("the configuration is missing")  # fails_to_build
+
+
+def returns_module_only():
+    return Mlp()
+
+
+def builds_with_values():
+    """Reads a value while building: impossible on the meta device."""
+    rates = [rate.item() for rate in torch.linspace(0, 1, 3)]
+    return Mlp(hidden=8 * len(rates)), (torch.randn(8, 16),)
