@@ -4,9 +4,10 @@ Inside a node the profile's measured curves are interpolated; across nodes a sta
 Everything is brought to one grid of sizes, clamped there to the laws below, and then read by interpolation in
 (log bytes, log µs), so the laws hold between grid points too.
 
-Laws: not less for more bytes; inside a node not less for more ranks, except that an all-reduce reduced in the switch (NVLS)
-may be cheaper than one of fewer ranks that is not; across nodes not less for more nodes at equal ranks per node, nor than
-inside a node; reduce-scatter <= all-reduce, all-gather <= all-reduce, all-reduce <= reduce-scatter + all-gather.
+Laws, kept at every grid point: not less for more bytes; inside a node not less for more ranks, except that an all-reduce
+reduced in the switch (NVLS) may be cheaper than one of fewer ranks that is not; across nodes not less for more nodes at equal
+ranks per node, nor than inside a node; reduce-scatter <= all-reduce, all-gather <= all-reduce. All-reduce <= reduce-scatter +
+all-gather is kept where curves are read, since a sum is not linear in logs.
 
 Not modelled: congestion of the network beyond the two ends; start-up for groups with fewer ranks per node than were measured.
 """
@@ -70,10 +71,12 @@ class GroupCurves:
         size = np.asarray(full_bytes, np.float64)
         if self.shape.ranks == 1:
             return np.zeros_like(size)
-        if kind is KIND.ALL_REDUCE and not in_switch:
-            return self.us(KIND.REDUCE_SCATTER, size) + self.us(KIND.ALL_GATHER, size)
-        inside = np.exp(np.interp(np.log(np.maximum(size, 1.0)), _LOG_KNOTS, self.log_us[kind]))
-        return inside * np.maximum(size / KNOTS[-1], 1.0)
+        direct = np.exp(np.interp(np.log(np.maximum(size, 1.0)), _LOG_KNOTS, self.log_us[kind]))
+        direct = direct * np.maximum(size / KNOTS[-1], 1.0)
+        if kind is not KIND.ALL_REDUCE:
+            return direct
+        in_two = self.us(KIND.REDUCE_SCATTER, size) + self.us(KIND.ALL_GATHER, size)
+        return np.minimum(direct, in_two) if in_switch else in_two
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,24 +106,14 @@ def group_curves(hardware: HardwareProfile, shape: GroupShape) -> GroupCurves:
     if shape.nodes == 1:
         us = _node_us(hardware, shape.ranks)
     else:
-        near = (
-            {kind: np.zeros(len(KNOTS)) for kind in KIND}
-            if shape.ranks_per_node == 1
-            else _node_us(hardware, shape.ranks_per_node)
-        )
-        floor = _node_us(hardware, min(shape.ranks, max(hardware.node.curves[KIND.ALL_REDUCE])))
+        g = shape.ranks_per_node
+        near = _node_us(hardware, g) if g > 1 else {kind: np.zeros(len(KNOTS)) for kind in KIND}
+        in_node = [_node_us(hardware, n) for n in range(2, min(shape.ranks, max(hardware.node.curves[KIND.ALL_REDUCE])) + 1)]
+        floor = {kind: np.max([us_of[kind] for us_of in in_node], axis=0) for kind in KIND}
         us = {kind: np.maximum(_across_us(hardware, kind, shape, near[kind]), floor[kind]) for kind in KIND}
-        us = _clamp(us)
+        for kind in (KIND.REDUCE_SCATTER, KIND.ALL_GATHER):  # measured on other fabrics than the all-reduce
+            us[kind] = np.minimum(us[kind], us[KIND.ALL_REDUCE])
     return GroupCurves(shape, {kind: np.log(values) for kind, values in us.items()})
-
-
-def _clamp(us: Mapping[CollectiveKind, np.ndarray]) -> dict[CollectiveKind, np.ndarray]:
-    """The laws between kinds, and monotone in bytes, at every grid point."""
-    found = {kind: np.maximum.accumulate(values) for kind, values in us.items()}
-    for kind in (KIND.REDUCE_SCATTER, KIND.ALL_GATHER):
-        found[kind] = np.minimum(found[kind], found[KIND.ALL_REDUCE])
-    found[KIND.ALL_REDUCE] = np.minimum(found[KIND.ALL_REDUCE], found[KIND.REDUCE_SCATTER] + found[KIND.ALL_GATHER])
-    return found
 
 
 def _node_us(hardware: HardwareProfile, ranks: int) -> dict[CollectiveKind, np.ndarray]:
@@ -130,8 +123,10 @@ def _node_us(hardware: HardwareProfile, ranks: int) -> dict[CollectiveKind, np.n
         curves, first, nvls = hardware.node.curves[kind], 2, hardware.node.nvls_min_ranks
         if kind is KIND.ALL_REDUCE and nvls is not None and ranks >= nvls:
             curves, first = {n: points for n, points in curves.items() if n >= nvls}, nvls
-        us[kind] = np.max([_measured_us(curves, fewer) for fewer in range(first, ranks + 1)], axis=0)
-    return _clamp(us)
+        rising = [np.maximum.accumulate(_measured_us(curves, fewer)) for fewer in range(first, ranks + 1)]
+        us[kind] = np.max(rising, axis=0)
+    us[KIND.ALL_REDUCE] = np.max([us[KIND.ALL_REDUCE], us[KIND.REDUCE_SCATTER], us[KIND.ALL_GATHER]], axis=0)
+    return us
 
 
 def _measured_us(curves: Mapping[int, Points], ranks: int) -> np.ndarray:
@@ -175,7 +170,7 @@ def _across_us(hardware: HardwareProfile, kind: CollectiveKind, shape: GroupShap
         per_byte = max(near_per_byte * wire, wire / (g * network))
     points = hardware.fabric.start_up[kind]
     start_up = np.exp(_flat_log(points)) + points[0][1] * (math.log2(shape.nodes) - 1)
-    return start_up + KNOTS * per_byte
+    return np.maximum.accumulate(start_up + KNOTS * per_byte)
 
 
 def _flat_log(points: Points) -> np.ndarray:

@@ -26,6 +26,7 @@ def optimizer_us(graph: JointGraph, memory: MemoryTable, hardware: HardwareProfi
             terms = memory.terms[parameter.node]
             if id(terms) not in shared:
                 shared[id(terms)] = _moved_bytes(terms) / (hardware.pointwise.efficiency * hardware.hbm_bytes_per_s) * 1e6
+                shared[id(terms)].setflags(write=False)
             found[parameter.node] = shared[id(terms)]
     return found
 

@@ -19,9 +19,21 @@ SHAPES = [GroupShape(n, 1, n) for n in RANKS if n <= 8]
 SHAPES += [GroupShape(n * g, n, g) for n in RANKS for g in (1, 2, 4, 8)]
 
 
-@pytest.fixture(scope="module", params=profile_names())
+def noisy(profile: HardwareProfile) -> HardwareProfile:
+    """A profile whose measurements break every law: points up to three times too slow, start-ups that fall, a free network."""
+    content, rng = profile.to_dict(), np.random.default_rng(0)
+    for of_ranks in content["node"]["collective"].values():
+        for constant in of_ranks.values():
+            constant["value"] = [[size, us * rng.uniform(1, 3)] for size, us in constant["value"]]
+    for constant in content["fabric"]["start_up"].values():
+        constant["value"] = [[size, us * rng.uniform(0.01, 1)] for size, us in constant["value"]]
+    content["fabric"]["nic_bytes_per_s"]["value"] *= 100
+    return HardwareProfile.from_dict(content)
+
+
+@pytest.fixture(scope="module", params=[*profile_names(), "noisy"])
 def hardware(request: pytest.FixtureRequest) -> HardwareProfile:
-    return load_profile(request.param)
+    return noisy(load_profile("h100_sxm")) if request.param == "noisy" else load_profile(request.param)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

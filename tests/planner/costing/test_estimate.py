@@ -12,6 +12,7 @@ from planner.graph import BACKWARD, JointGraph
 from planner.hardware import HardwareProfile, load_profile
 from planner.memory import MemoryPolicy
 from planner.mesh import Mesh
+from planner.placement import parse
 from planner.strategy import StrategySpace
 from tests.planner.costing.hand_made import CAST, EINSUM, GraphMaker, space_of
 
@@ -104,6 +105,10 @@ def test_low_precision_gradients_are_reduced_after_their_cast() -> None:
     use = next(iter(costs.unreduced))
     assert costs.routes_of_use(number, *use) is costs.routes_without_reduction[number]
     assert costs.routes_of_use(number, use[0] - 1, 0) is costs.routes[number]
+    lattice = costs.space.lattices[number]
+    pending, reduced = lattice.find(parse("PR")), lattice.find(parse("RR"))
+    assert np.isfinite(costs.routes[number].table_us[pending, reduced])
+    assert np.isinf(costs.routes_without_reduction[number].table_us[pending, reduced])
 
 
 def test_as_traced_reduces_where_the_graph_says() -> None:
