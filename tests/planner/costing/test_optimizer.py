@@ -16,7 +16,9 @@ def graph() -> JointGraph:
 
 
 @pytest.mark.parametrize(("optimizer", "bytes_per_element"), [("adamw", 28), ("sgd", 12), ("none", 0)])
-def test_update_moves_parameter_gradient_and_state_of_the_shard(graph: JointGraph, optimizer: str, bytes_per_element: int) -> None:
+def test_update_moves_parameter_gradient_and_state_of_the_shard(
+    graph: JointGraph, optimizer: str, bytes_per_element: int
+) -> None:
     bench = Workbench.build(graph, Mesh.parse("dp=2,tp=4"), optimizer=optimizer)
     rate = bench.hardware.pointwise.efficiency * bench.hardware.hbm_bytes_per_s / 1e6
     for parameter in graph.parameters:
