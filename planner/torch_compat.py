@@ -76,6 +76,38 @@ def decompositions(packets: Sequence[Any]) -> dict[Any, Callable[..., Any]]:
     return dict(get_decompositions(list(packets)))
 
 
+def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
+    """`function` on every leaf of nested tuples, lists and dicts. 2.13: `torch.utils._pytree`; None is a leaf."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_map(function, tree)
+
+
+def tree_leaves(tree: Any) -> list[Any]:
+    """Leaves in torch's order. 2.13: `torch.utils._pytree`."""
+    from torch.utils import _pytree
+
+    return list(_pytree.tree_leaves(tree))
+
+
+def leaves_with_path(tree: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """(keys and positions down to the leaf, leaf) in torch's order. 2.13: `torch.utils._pytree`."""
+    from torch.utils import _pytree
+
+    for path, leaf in _pytree.tree_flatten_with_path(tree)[0]:
+        yield tuple(str(getattr(part, "key", getattr(part, "idx", getattr(part, "name", part)))) for part in path), leaf
+
+
+def storage_address(tensor: torch.Tensor) -> int:
+    """Identity of a tensor's storage, also on the meta device, where `data_ptr` is 0. 2.13: `_cdata`."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def is_operator(target: Any) -> bool:
+    """An ordinary operator, not Python code or a higher-order one. 2.13: `torch._ops.OpOverload`."""
+    return isinstance(target, torch._ops.OpOverload)
+
+
 def is_linear(target: Any) -> bool:
     """2.13: `F.linear` is a builtin, also reachable as `torch._C._nn.linear`."""
     return target is torch.nn.functional.linear or target is torch._C._nn.linear

@@ -37,9 +37,9 @@ def capture_joint(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     mode = torch_compat.fake_tensor_mode()
     mixed = precision == "bf16-mixed"
     originals = make_fake(module, mode, low=mixed)
-    wide = torch.utils._pytree.tree_map(lambda leaf: _fake_input(leaf, mode), (args, kwargs))
+    wide = torch_compat.tree_map(lambda leaf: _fake_input(leaf, mode), (args, kwargs))
     with mode:
-        args, kwargs = torch.utils._pytree.tree_map(_lowered, wide) if mixed else wide
+        args, kwargs = torch_compat.tree_map(_lowered, wide) if mixed else wide
     captured = torch_compat.capture(module, args, kwargs)
     keep_products_whole(captured)
     if mixed:
@@ -106,7 +106,7 @@ def cast_stored_tensors(captured: fx.GraphModule, originals: dict[int, Tensor]) 
 
 
 def cast_inputs(captured: fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    leaves = torch_compat.tree_leaves((args, kwargs))
     placeholders = [node for node in captured.graph.nodes if node.op == "placeholder"]
     assert len(placeholders) == len(leaves), "a captured graph has one placeholder per leaf of the call"
     for node, leaf in zip(placeholders, leaves, strict=True):

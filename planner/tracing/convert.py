@@ -230,9 +230,9 @@ def _describe(metas: Sequence[TensorMeta | None]) -> str:
 
 
 def _refuse_unsupported(node: fx.Node) -> None:
-    target = node.target
+    target: Any = node.target
     reason, hint = "", ""
-    if not isinstance(target, torch._ops.OpOverload):
+    if not torch_compat.is_operator(target):
         reason, hint = (
             "is not an ordinary operator",
             "Control flow and wrapped regions cannot be planned; write them as plain code.",

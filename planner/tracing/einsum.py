@@ -25,13 +25,13 @@ def _shape(equation: str, a: Tensor, b: Tensor) -> Tensor:
     left, out = equation.split("->")
     sizes: dict[str, int] = {}
     for term, tensor in zip(left.split(","), (a, b), strict=True):
-        torch._check(len(term) == tensor.dim(), lambda: f"{equation}: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
-        for letter, size in zip(term, tensor.shape, strict=True):
-            torch._check(
-                sizes.setdefault(letter, size) == size,
-                lambda: f"product {equation}: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit",
-            )
-    torch._check(a.dtype == b.dtype, lambda: f"product {equation}: dtypes {a.dtype} and {b.dtype} differ")
+        fits = len(term) == tensor.dim() and all(
+            sizes.setdefault(*pair) == pair[1] for pair in zip(term, tensor.shape, strict=True)
+        )
+        if not fits:
+            raise RuntimeError(f"product {equation}: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit")
+    if a.dtype != b.dtype:
+        raise RuntimeError(f"product {equation}: dtypes {a.dtype} and {b.dtype} differ")
     return a.new_empty([sizes[letter] for letter in out])
 
 

@@ -106,7 +106,7 @@ def _affine(rule: InitRule, name: str, number: float) -> InitRule:
 
 
 def _address(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    return torch_compat.storage_address(tensor)
 
 
 def _is_whole(tensor: Tensor) -> bool:

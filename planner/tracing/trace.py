@@ -169,8 +169,7 @@ def named_leaves(loaded: LoadedModel) -> Iterator[tuple[str, Any]]:
     parameters = inspect.signature(loaded.module.forward).parameters.values()
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     rest_name = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "input")
-    for path, leaf in torch.utils._pytree.tree_flatten_with_path((loaded.args, loaded.kwargs))[0]:
-        in_kwargs, first, *rest = (str(getattr(part, "key", getattr(part, "idx", getattr(part, "name", part)))) for part in path)
+    for (in_kwargs, first, *rest), leaf in torch_compat.leaves_with_path((loaded.args, loaded.kwargs)):
         if in_kwargs == "1":
             base = first
         else:
