@@ -87,6 +87,8 @@ def serve(connection: Connection, engine_path: str) -> None:
     """Main loop of a worker process: (command, arguments) in, ("progress"|"done"|"failed"|"crashed", value) out."""
     module, _, name = engine_path.partition(":")
     engine: Any = None
+    if hasattr(os, "nice"):
+        os.nice(10)  # the pages come first
 
     def progress(stage: str) -> None:
         connection.send(("progress", stage))

@@ -3,12 +3,9 @@
 import gzip
 from pathlib import Path
 
-from planner import Mesh, ModelRequest, PlanRequest, make_plan, parse_bytes
+from planner import Mesh, ModelRequest, PlanRequest, make_plan
 
-REQUEST = PlanRequest(
-    model=ModelRequest(model="llama3-8b", batch=64), mesh=Mesh.parse("dp=8,tp=8"), memory_bytes=parse_bytes("60GiB")
-)
-"""60 GiB leave room beside the planned bytes for temporaries, gathered parameters and the libraries on an 80 GB device."""
+REQUEST = PlanRequest(model=ModelRequest(model="llama3-8b", batch=64), mesh=Mesh.parse("dp=8,tp=8"))
 
 
 def main() -> None:

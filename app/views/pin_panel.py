@@ -29,12 +29,9 @@ def pin_form(found: state.Session) -> None:
     targets = pins_model.targets(document.graph, found.selected)
     if not targets:
         return
-    st.markdown("**Pin**")
-    chosen: PinTarget = targets[0]
-    if len(targets) > 1:
-        labels = [target.label for target in targets]
-        label = st.segmented_control("What", labels, default=labels[0], required=True, key=f"target {found.selected}")
-        chosen = targets[labels.index(label)] if label in labels else targets[0]
+    labels = [target.label for target in targets]
+    label = st.segmented_control("Pin", labels, default=labels[0], required=True, key=f"target {found.selected}")
+    chosen: PinTarget = targets[labels.index(label)] if label in labels else targets[0]
     job = state.legal(found, chosen.key)
     job.wait(0.4)
     waiting = job.active

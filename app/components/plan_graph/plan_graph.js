@@ -466,6 +466,7 @@ class PlanGraphView {
   bindEvents() {
     this.bindPointer();
     this.canvas.onkeydown = (event) => this.onKey(event);
+    this.canvas.addEventListener("focusin", (event) => { this.cursor = event.target.closest(".box")?.dataset.id ?? this.cursor; });
     this.search.onkeydown = (event) => {
       event.stopPropagation();
       if (event.key === "Enter") this.findNext(event.shiftKey ? -1 : 1);
@@ -566,6 +567,7 @@ class PlanGraphView {
   /** Moves keyboard focus to the nearest box in a direction. */
   moveCursor([dx, dy]) {
     const here = this.boxes.get(this.cursor) ?? this.boxes.values().next().value;
+    if (dy > 0 && here.item.type === "module" && this.open.has(here.item.id)) return this.focusBox(this.firstInside(here));
     let best = null;
     for (const box of this.boxes.values()) {
       const [vx, vy] = [box.x + box.width / 2 - here.x - here.width / 2, box.y - here.y];
@@ -573,10 +575,20 @@ class PlanGraphView {
       const cost = along + 3 * Math.abs(vx * dy + vy * dx);
       if (along > 1 && (!best || cost < best.cost)) best = { cost, box };
     }
-    const target = best?.box ?? here;
-    this.cursor = target.item.id;
-    this.centre(target);
-    this.boxes.get(this.cursor).element.focus({ preventScroll: true });
+    this.focusBox(best?.box ?? here);
+  }
+
+  /** The topmost box inside an open module. */
+  firstInside(module) {
+    const inside = [...this.boxes.values()].filter((box) => box !== module && box.x >= module.x && box.y > module.y
+      && box.x + box.width <= module.x + module.width && box.y + box.height <= module.y + module.height);
+    return inside.reduce((top, box) => (box.y < top.y ? box : top), inside[0] ?? module);
+  }
+
+  focusBox(box) {
+    this.cursor = box.item.id;
+    this.centre(box);
+    box.element.focus({ preventScroll: true });
   }
 
   collapseAll() {

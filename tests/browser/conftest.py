@@ -1,0 +1,176 @@
+"""A real server with the real planner, a real browser. Without one the tests skip, or fail if REQUIRE_BROWSER=1."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test of this folder needs a browser."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+
+
+@dataclass
+class Tab:
+    """A page and what went over its wires."""
+
+    page: Any
+    errors: list[str] = field(default_factory=list)
+    hosts: set[str] = field(default_factory=set)
+    received_bytes: int = 0
+
+    def watch(self) -> None:
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("request", lambda request: self.hosts.add(urlsplit(request.url).hostname or ""))
+        self.page.on("websocket", self._socket)
+
+    def _socket(self, socket: Any) -> None:
+        self.hosts.add(urlsplit(socket.url).hostname or "")
+        socket.on("framereceived", self._frame)
+
+    def _frame(self, frame: Any) -> None:
+        self.received_bytes += len(frame)
+
+    # ---- what a user does ---------------------------------------------------------------------------------------------
+    def open(self, url: str) -> float:
+        """Seconds until the graph is drawn."""
+        start = time.perf_counter()
+        self.page.goto(url)
+        self.page.locator(".box.module").first.wait_for(timeout=60_000)
+        return time.perf_counter() - start
+
+    def box(self, name: str) -> Any:
+        """A module box by how its spoken name begins."""
+        return self.page.get_by_role("button", name=re.compile("^" + re.escape(name)))
+
+    def find(self, text: str) -> None:
+        self.page.get_by_label("Find op, module or placement").fill(text)
+        self.page.keyboard.press("Enter")
+        self.page.locator(".box.op.selected").wait_for()
+
+    def choose(self, placement: str) -> None:
+        self.page.locator("[class*='st-key-place']").get_by_role("radio", name=placement, exact=True).click()
+
+    def press(self, name: str | re.Pattern[str]) -> None:
+        self.page.get_by_role("button", name=name).click()
+
+    def radio(self, name: str) -> None:
+        self.page.get_by_role("radio", name=name, exact=True).click()
+
+    def legal(self) -> None:
+        """Waits until the worker has said which placements are legal."""
+        self.page.get_by_text("To, per axis").wait_for(timeout=120_000)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of `streamlit run app/main.py` with an empty workspace and the real planner."""
+    yield from serve(tmp_path_factory.mktemp("real"), {})
+
+
+@pytest.fixture(scope="session")
+def quick_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The same with a made-up planner, for tests of what the browser does by itself."""
+    yield from serve(tmp_path_factory.mktemp("quick"), {"PLAN_EXPLORER_ENGINE": "tests.app.fake_engine:FakeEngine"})
+
+
+def serve(folder: Path, environment: dict[str, str]) -> Iterator[str]:
+    port = free_port()
+    command = [
+        sys.executable, "-m", "streamlit", "run", "app/main.py", "--server.port", str(port), "--server.fileWatcherType", "none",
+        "--", "--workspace", str(folder / "workspace"),
+    ]  # fmt: skip
+    with (folder / "server.log").open("w") as log:
+        process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            yield wait_for(f"http://127.0.0.1:{port}", process, folder / "server.log")
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def wait_for(address: str, process: subprocess.Popen[bytes], log: Path) -> str:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert process.poll() is None, f"the server ended:\n{log.read_text()}"
+        try:
+            urllib.request.urlopen(f"{address}/_stcore/health", timeout=1)
+            return address
+        except OSError:
+            time.sleep(0.2)
+    raise AssertionError(f"the server did not answer:\n{log.read_text()}")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    required = os.environ.get("REQUIRE_BROWSER") == "1"
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        if required:
+            raise
+        pytest.skip("Playwright is not installed")
+    if CHROMIUM is None:
+        assert not required, "REQUIRE_BROWSER=1, and there is no chromium on the PATH"
+        pytest.skip("no Chromium on this machine")
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def new_tab(browser: Any) -> Iterator[Callable[..., Tab]]:
+    """Opens tabs of their own; at the end no page may have met an error or asked another machine for anything."""
+    opened: list[tuple[Any, Tab]] = []
+
+    def start(*, dark: bool = False, width: int = 1600, height: int = 950) -> Tab:
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", accept_downloads=True
+        )
+        tab = Tab(context.new_page())
+        tab.page.set_default_timeout(30_000)
+        tab.watch()
+        opened.append((context, tab))
+        return tab
+
+    yield start
+    for context, tab in opened:
+        context.close()
+        assert tab.errors == []
+        assert tab.hosts <= {"127.0.0.1", ""}, tab.hosts
+
+
+@pytest.fixture
+def tab(new_tab: Callable[..., Tab]) -> Tab:
+    return new_tab()
