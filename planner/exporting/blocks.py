@@ -7,6 +7,7 @@ import keyword
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from planner.errors import ExportError
 from planner.exporting.lower import Block, Call, Move, Program, Value
@@ -63,6 +64,16 @@ class BlockWriter:
         return _Writing(self, block).function()
 
 
+def _last_reads(block: Block) -> dict[Value, int]:
+    """value -> number of the last statement that reads it; one beyond the end for what the block returns."""
+    last: dict[Value, int] = {}
+    for at, statement in enumerate(block.statements):
+        read = (statement.source,) if isinstance(statement, Move) else statement.operands
+        last.update((value, at) for value in read if value is not None)
+    returned = (*block.live, *block.saved, *(value for _, value in block.gradients))
+    return {**last, **dict.fromkeys(returned, len(block.statements))}
+
+
 @dataclass(frozen=True)
 class TinyNodes:
     """The graph at tiny size, looked up by the keys of the full one; layers beyond its depth repeat its layers."""
@@ -86,7 +97,8 @@ class TinyNodes:
 
     def _in_existing_layer(self, key: str) -> str:
         assert self.tiny is not None
-        layer, layers = layer_of(key.split("/")[0].partition(":")[2] or key.split("/")[0]), self.tiny.layers
+        path, layers = key.partition("/")[0].rpartition(":")[2], self.tiny.layers
+        layer = layer_of(path)
         if layer is None or not layers:
             return key
         return key.replace(f".{layer}", f".{layers[layer % len(layers)]}", 1)
@@ -111,17 +123,34 @@ class _Writing:
     taken: set[str] = field(default_factory=set)
     lines: list[str] = field(default_factory=list)
     module: str = ""
+    at: int = 0
+    """number of the statement being written"""
+    living: dict[Value, None] = field(default_factory=dict)
+    """results that are not deleted yet"""
 
     @property
     def graph(self) -> JointGraph:
         return self.writer.program.graph
 
+    @cached_property
+    def last_reads(self) -> dict[Value, int]:
+        return _last_reads(self.block)
+
+    def delete_dead(self) -> None:
+        """Give back the memory of results that nothing reads any more; the caller holds the block's inputs anyway."""
+        dead = [value for value in self.living if self.last_reads.get(value, -1) < self.at]
+        for value in dead:
+            del self.living[value]
+        self.lines += [f"del {line.rstrip(',')}" for line in wrapped([self.names[v] for v in dead], "", LINE - 8)]
+
     def function(self) -> Function:
         for value in self.block.inputs:
             self.names[value] = self.fresh(self.input_name(value))
         parameters = tuple(self.names.values())
-        for statement in self.block.statements:
+        for at, statement in enumerate(self.block.statements):
+            self.at = at
             if isinstance(statement, Move):
+                self.comment_reader(statement)
                 self.move(statement)
             else:
                 self.call(statement)
@@ -158,7 +187,7 @@ class _Writing:
 
     @property
     def in_layers(self) -> bool:
-        return 0 <= self.block.key.index < self.writer.program.num_layers
+        return 0 <= self.block.key.number < self.writer.program.num_layers
 
     def move(self, move: Move) -> None:
         program = self.writer.program
@@ -168,6 +197,7 @@ class _Writing:
         base = re.sub(r"__[a-z0-9_]+$", "", source)
         name = self.fresh(f"{base}__{identifier(redistribution.target).lower()}")
         self.names[move.result] = name
+        self.living[move.result] = None
         layouts = [self.writer.layouts.name(placements) for placements in chain]
         self.lines.append(f"{name} = redistribute({', '.join([source, *layouts])})")
 
@@ -191,16 +221,25 @@ class _Writing:
             name = "_" if meta is None else self.fresh(output_name(node, output))
             targets.append(name)
             self.names[Value(TensorRef(call.node, output))] = name
+            if meta is not None:
+                self.living[Value(TensorRef(call.node, output))] = None
         comment = ", ".join("-" if p is None else self.writer.layouts.name(p) for p in choice.outputs)
         self.lines += assignment_lines(", ".join(targets), written, comment)
 
     def tiny_meta(self, node: int, slot: int) -> TensorMeta:
         return self.writer.tiny.meta(self.graph.nodes[node].operands[slot])
 
+    def comment_reader(self, move: Move) -> None:
+        """A move that the next op reads stands under that op's module."""
+        reader = next((s for s in self.block.statements[self.at :] if isinstance(s, Call)), None)
+        if reader is not None and any(value is not None and value.ref == move.source.ref for value in reader.operands):
+            self.comment(self.graph.nodes[reader.node])
+
     def comment(self, node: Node) -> None:
         """The module path where it changes, as the layers have it in common."""
         module = without_layer(node.module)
         if module and module != self.module:
+            self.delete_dead()
             self.lines.append(f"# {module}")
             self.module = module
 
@@ -263,7 +302,20 @@ def assignment_lines(target: str, written: str, comment: str) -> list[str]:
         return [f"{one}  # {comment}"]
     if len(one) + 4 <= LINE:
         return [f"# {comment}:", one]
-    return [f"{target} = (  # {comment}", f"    {written}", ")"]
+    function, _, inside = written.partition("(")
+    return [f"# {comment}:", f"{target} = {function}(", *wrapped(_arguments(inside[:-1]), "    ", LINE - 4), ")"]
+
+
+def _arguments(text: str) -> list[str]:
+    """Split at the commas that are not inside brackets."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
 
 
 def return_lines(live: list[str], second: list[str]) -> list[str]:

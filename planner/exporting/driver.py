@@ -48,9 +48,9 @@ class Driver:
         for block in program.blocks:
             store = "f" if block.key.phase == FORWARD else "g"
             for position, value in enumerate(block.live):
-                self.where[value] = store, block.key.index, position
+                self.where[value] = store, block.key.number, position
             for position, value in enumerate(block.saved):
-                self.saved[value] = block.key.index, position
+                self.saved[value] = block.key.number, position
         self.last_read = self._last_reads()
 
     def loss(self) -> str:
@@ -81,13 +81,13 @@ class Driver:
 
     def _by_name(self, table: str, name: str, key: BlockKey) -> Spelling:
         absolute = f"{table}[{name!r}]".replace("'", '"')
-        if layer_of(name) != key.index:
+        if layer_of(name) != key.number:
             return Spelling(absolute, absolute)
-        before, after = name.split(f".{key.index}.", 1)
+        before, after = name.split(f".{key.number}.", 1)
         return Spelling(f'{table}[f"{before}.{{i}}.{after}"]', absolute)
 
     def _at(self, store: str, index: int, position: int, key: BlockKey) -> Spelling:
-        offset = index - key.index
+        offset = index - key.number
         relative = "i" if offset == 0 else f"i {'+' if offset > 0 else '-'} {abs(offset)}"
         return Spelling(f"{store}[{relative}][{position}]" if abs(offset) <= 1 else None, f"{store}[{index}][{position}]")
 
@@ -116,16 +116,14 @@ class Driver:
         for block in blocks[1:]:
             if not self._in_layers(block) or self.functions[block.key] != self.functions[first.key]:
                 break
-            common = [
-                known & {s.relative, s.absolute} for known, s in zip(open_spellings, self._spellings(block), strict=True)
-            ]
+            common = [known & {s.relative, s.absolute} for known, s in zip(open_spellings, self._spellings(block), strict=True)]
             if not all(common):
                 break
             open_spellings, count = common, count + 1
         return count
 
     def _in_layers(self, block: Block) -> bool:
-        return 0 <= block.key.index < self.program.num_layers
+        return 0 <= block.key.number < self.program.num_layers
 
     def _run(self, blocks: Sequence[Block]) -> Run:
         first = blocks[0]
@@ -142,10 +140,10 @@ class Driver:
 
     # ---- writing ----------------------------------------------------------------------------------------------------
     def _run_lines(self, run: Run) -> list[str]:
-        first, last = run.blocks[0].key.index, run.blocks[-1].key.index
+        first, last = run.blocks[0].key.number, run.blocks[-1].key.number
         forward = run.blocks[0].key.phase == FORWARD
         index = "i" if run.is_loop else str(first)
-        store, second = ("f", f"saved[{index}]") if forward else ("g", _tuple(run.gradients))
+        store, second = ("f", f"saved[{index}]") if forward else ("g", _tuple(run.gradients) if run.gradients else "_")
         lines = _call(f"{store}[{index}], {second}", run.function, starred(run.arguments))
         lines += self._frees(run, index)
         if not run.is_loop:
@@ -177,14 +175,14 @@ class Driver:
     def _free(self, store: str, run: Run, index: str, offset: int, at: dict[BlockKey, int]) -> list[str]:
         """`del f[i - 1]` where all of the run's blocks may, `if` for the exceptions; nothing where none may."""
         may = [
-            block.key.index
+            block.key.number
             for block in run.blocks
-            if self.last_read.get((store, block.key.index + offset), len(at)) <= at[block.key]
+            if self.last_read.get((store, block.key.number + offset), len(at)) <= at[block.key]
         ]
         if not may:
             return []
         written = index if not offset else f"{index} {'-' if offset < 0 else '+'} 1" if run.is_loop else str(int(index) + offset)
-        keep = sorted({block.key.index for block in run.blocks} - set(may))
+        keep = sorted({block.key.number for block in run.blocks} - set(may))
         return [f"{f'if i not in {keep}: ' if keep else ''}del {store}[{written}]"] if not keep else [
             f"if i not in {keep}:", f"    del {store}[{written}]"
         ]  # fmt: skip

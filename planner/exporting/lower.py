@@ -32,7 +32,7 @@ class BlockKey(NamedTuple):
     """Phase and number: -1 before the layers, 0.. the layers, `num_layers` after them."""
 
     phase: str
-    index: int
+    number: int
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class _Lowering:
             elif producer is not None and producer.phase == phase:
                 self.move_home[number] = producer
             else:
-                first = min((self._rank(key) for key in self.home.values() if key.phase == phase))
+                first = min(self._rank(key) for key in self.home.values() if key.phase == phase)
                 self.move_home[number] = first[1]
 
     def _rank(self, key: BlockKey) -> tuple[int, BlockKey]:
@@ -328,10 +328,10 @@ class _Lowering:
 
     def _is_own(self, value: Value, key: BlockKey) -> bool:
         """Made in the forward pass of the same layer."""
-        return self.home.get(value.ref.node) == BlockKey(FORWARD, key.index)
+        return self.home.get(value.ref.node) == BlockKey(FORWARD, key.number)
 
     def _input_rank(self, value: Value, key: BlockKey) -> tuple[int, int, int]:
-        """What earlier blocks of the phase pass on, then batch inputs, parameters, what forward saved: of other layers, of this."""
+        """What earlier blocks of the phase pass on, batch inputs, parameters, what forward saved: other layers', this one's."""
         node = self.graph.nodes[value.ref.node]
         if node.kind in ("param", "buffer"):
             return 2, 0, 0
@@ -368,7 +368,7 @@ def _reads(statements: tuple[Statement, ...]) -> dict[Value, None]:
 
 
 def _position(key: BlockKey) -> int:
-    return key.index if key.phase == FORWARD else -key.index
+    return key.number if key.phase == FORWARD else -key.number
 
 
 def assign_blocks(graph: JointGraph, num_layers: int) -> dict[int, BlockKey]:

@@ -162,31 +162,30 @@ def dtype_text(name: str) -> str:
 
 # ---- ops that are the same call on pieces --------------------------------------------------------------------------
 SAME_CALL = {
-    "aten.add.Tensor": "torch.add", "aten.sub.Tensor": "torch.sub", "aten.mul.Tensor": "torch.mul", "aten.div.Tensor": "torch.div",
-    "aten.add.Scalar": "torch.add", "aten.sub.Scalar": "torch.sub", "aten.mul.Scalar": "torch.mul", "aten.div.Scalar": "torch.div",
-    "aten.rsub.Scalar": "torch.rsub", "aten.neg.default": "torch.neg", "aten.exp.default": "torch.exp",
-    "aten.log.default": "torch.log", "aten.rsqrt.default": "torch.rsqrt", "aten.sqrt.default": "torch.sqrt",
-    "aten.reciprocal.default": "torch.reciprocal", "aten.abs.default": "torch.abs", "aten.sign.default": "torch.sign",
-    "aten.pow.Tensor_Scalar": "torch.pow", "aten.pow.Scalar": "torch.pow", "aten.pow.Tensor_Tensor": "torch.pow",
-    "aten.cos.default": "torch.cos", "aten.sin.default": "torch.sin", "aten.tanh.default": "torch.tanh",
-    "aten.sigmoid.default": "torch.sigmoid", "aten.relu.default": "torch.relu", "aten.silu.default": "aten.silu",
-    "aten.silu_backward.default": "aten.silu_backward", "aten.gelu.default": "aten.gelu",
-    "aten.gelu_backward.default": "aten.gelu_backward", "aten.threshold_backward.default": "aten.threshold_backward",
-    "aten.tanh_backward.default": "aten.tanh_backward", "aten.sigmoid_backward.default": "aten.sigmoid_backward",
-    "aten.maximum.default": "torch.maximum", "aten.minimum.default": "torch.minimum",
-    "aten.clamp.default": "torch.clamp", "aten.clamp_min.default": "torch.clamp_min", "aten.where.self": "torch.where",
-    "aten.where.ScalarSelf": "torch.where", "aten.where.ScalarOther": "torch.where", "aten.where.Scalar": "torch.where",
-    "aten.masked_fill.Scalar": "torch.masked_fill", "aten.logical_not.default": "torch.logical_not",
-    "aten.logical_and.default": "torch.logical_and", "aten.logical_or.default": "torch.logical_or",
-    "aten.bitwise_and.Tensor": "torch.bitwise_and", "aten.bitwise_or.Tensor": "torch.bitwise_or",
-    "aten.bitwise_not.default": "torch.bitwise_not",
+    "aten.add.Tensor": "torch.add", "aten.sub.Tensor": "torch.sub", "aten.mul.Tensor": "torch.mul",
+    "aten.div.Tensor": "torch.div", "aten.add.Scalar": "torch.add", "aten.sub.Scalar": "torch.sub",
+    "aten.mul.Scalar": "torch.mul", "aten.div.Scalar": "torch.div", "aten.rsub.Scalar": "torch.rsub",
+    "aten.neg.default": "torch.neg", "aten.exp.default": "torch.exp", "aten.log.default": "torch.log",
+    "aten.rsqrt.default": "torch.rsqrt", "aten.sqrt.default": "torch.sqrt", "aten.reciprocal.default": "torch.reciprocal",
+    "aten.abs.default": "torch.abs", "aten.sign.default": "torch.sign", "aten.pow.Tensor_Scalar": "torch.pow",
+    "aten.pow.Scalar": "torch.pow", "aten.pow.Tensor_Tensor": "torch.pow", "aten.cos.default": "torch.cos",
+    "aten.sin.default": "torch.sin", "aten.tanh.default": "torch.tanh", "aten.sigmoid.default": "torch.sigmoid",
+    "aten.relu.default": "torch.relu", "aten.silu.default": "aten.silu", "aten.silu_backward.default": "aten.silu_backward",
+    "aten.gelu.default": "aten.gelu", "aten.gelu_backward.default": "aten.gelu_backward",
+    "aten.threshold_backward.default": "aten.threshold_backward", "aten.tanh_backward.default": "aten.tanh_backward",
+    "aten.sigmoid_backward.default": "aten.sigmoid_backward", "aten.maximum.default": "torch.maximum",
+    "aten.minimum.default": "torch.minimum", "aten.clamp.default": "torch.clamp", "aten.clamp_min.default": "torch.clamp_min",
+    "aten.where.self": "torch.where", "aten.where.ScalarSelf": "torch.where", "aten.where.ScalarOther": "torch.where",
+    "aten.where.Scalar": "torch.where", "aten.masked_fill.Scalar": "torch.masked_fill",
+    "aten.logical_not.default": "torch.logical_not", "aten.logical_and.default": "torch.logical_and",
+    "aten.logical_or.default": "torch.logical_or", "aten.bitwise_and.Tensor": "torch.bitwise_and",
+    "aten.bitwise_or.Tensor": "torch.bitwise_or", "aten.bitwise_not.default": "torch.bitwise_not",
     "aten.eq.Tensor": "torch.eq", "aten.eq.Scalar": "torch.eq", "aten.ne.Tensor": "torch.ne", "aten.ne.Scalar": "torch.ne",
     "aten.lt.Tensor": "torch.lt", "aten.lt.Scalar": "torch.lt", "aten.le.Tensor": "torch.le", "aten.le.Scalar": "torch.le",
     "aten.gt.Tensor": "torch.gt", "aten.gt.Scalar": "torch.gt", "aten.ge.Tensor": "torch.ge", "aten.ge.Scalar": "torch.ge",
     "aten.clone.default": "torch.clone", "aten.t.default": "torch.t", "aten.transpose.int": "torch.transpose",
-    "aten.permute.default": "torch.permute", "aten.unsqueeze.default": "torch.unsqueeze",
-    "aten.squeeze.dim": "torch.squeeze", "aten.squeeze.dims": "torch.squeeze",
-    "aten.mm.default": "torch.mm", "aten.bmm.default": "torch.bmm",
+    "aten.permute.default": "torch.permute", "aten.unsqueeze.default": "torch.unsqueeze", "aten.squeeze.dim": "torch.squeeze",
+    "aten.squeeze.dims": "torch.squeeze", "aten.mm.default": "torch.mm", "aten.bmm.default": "torch.bmm",
     "aten.sum.default": "torch.sum", "aten.sum.dim_IntList": "torch.sum", "aten.amax.default": "torch.amax",
     "aten._softmax.default": "aten._softmax", "aten._log_softmax.default": "aten._log_softmax",
     "aten._softmax_backward_data.default": "aten._softmax_backward_data",
@@ -254,8 +253,8 @@ def _slice(site: Site) -> str:
 
 def _slice_arguments(node: Node) -> tuple[int, int, int, int, int]:
     """Operand index, dim, start, end, step with the operator's defaults; the dim counted from the front, no negative start."""
-    x, *rest = node.args
-    dim, start, end, step = [*rest, *(0, None, None, 1)[len(rest) :]]
+    given: tuple[Any, ...] = (*node.args, *(None, 0, None, None, 1)[len(node.args) :])
+    x, dim, start, end, step = given
     assert isinstance(x, OperandRef) and node.outputs[0] is not None
     return x.index, dim % len(node.outputs[0].shape), start or 0, END if end is None else end, step
 
@@ -386,4 +385,6 @@ def _scatter(site: Site) -> str:
     x, dim, index, value = site.args[:4]
     axes = site.axes(site.out, site.number(site.node.args[1]) % len(site.inputs[0].shape))
     function = site.node.op.split(".")[1]
-    return f"masked_{function}({x}, {dim}, {index}, {value}, {axes})" if axes else f"torch.{function}({x}, {dim}, {index}, {value})"
+    return (
+        f"masked_{function}({x}, {dim}, {index}, {value}, {axes})" if axes else f"torch.{function}({x}, {dim}, {index}, {value})"
+    )

@@ -68,8 +68,9 @@ def _sizes(plan: Plan, graph: JointGraph, tiny: JointGraph | None) -> Sizes:
 
 
 _GLOBAL_NAMES = frozenset({
-    "FULL", "TINY", "PLAN_ID", "TORCH_MADE_FOR", "MESH_NAMES", "PLANNED_MESH", "MESH_SHAPE", "AXES", "DEVICE", "LOWP", "OPTIMIZER",
-    "OPTIONS", "END", "GROUPS", "PARAMS", "INPUTS", "TRAINED", "TIED", "PLANNED", "PLANNED_COLLECTIVES", "BLOCKS", "STEP_FLOPS",
+    "FULL", "TINY", "PLAN_ID", "TORCH_MADE_FOR", "MESH_NAMES", "PLANNED_MESH", "MESH_SHAPE", "AXES", "DEVICE", "LOWP",
+    "OPTIMIZER", "OPTIONS", "END", "GROUPS", "PARAMS", "INPUTS", "TRAINED", "TIED", "PLANNED", "PLANNED_COLLECTIVES", "BLOCKS",
+    "STEP_FLOPS",
 })  # fmt: skip
 
 
@@ -79,7 +80,7 @@ def _function_names(program: Program, functions: dict[BlockKey, Function]) -> di
     known: dict[tuple[str, Function], str] = {}
     versions: Counter[str] = Counter()
     for key, function in functions.items():
-        part = "before" if key.index < 0 else "block" if key.index < program.num_layers else "after"
+        part = "before" if key.number < 0 else "block" if key.number < program.num_layers else "after"
         base = f"{part}_{'fwd' if key.phase == FORWARD else 'bwd'}"
         if (base, function) not in known:
             versions[base] += 1
@@ -162,7 +163,12 @@ class _Script:
         request = graph.request
         asked = ", ".join(
             f"{name} {value}".strip()
-            for name, value in (("batch", request.batch), ("seq", request.seq), ("layers", request.layers), ("", request.precision))
+            for name, value in (
+                ("batch", request.batch),
+                ("seq", request.seq),
+                ("layers", request.layers),
+                ("", request.precision),
+            )
             if value is not None
         )
         shapes = ", ".join(f"{item.name} {list(graph.meta(TensorRef(item.node, 0)).shape)}" for item in graph.inputs)
@@ -216,7 +222,9 @@ class _Script:
                 )
         groups: dict[tuple[str, str], list[int | None]] = {}
         for parameter in self.graph.parameters:
-            groups.setdefault((without_layer(parameter.name), self._parameter_entry(parameter)), []).append(layer_of(parameter.name))
+            groups.setdefault((without_layer(parameter.name), self._parameter_entry(parameter)), []).append(
+                layer_of(parameter.name)
+            )
         lines = []
         for (name, entry), layers in groups.items():
             if layers[0] is None:
@@ -307,8 +315,7 @@ def template(name: str) -> str:
 
 
 def _fill(text: str, marks: dict[str, str]) -> str:
-    filled = re.sub(r"@@([A-Z_]+)@@", lambda match: marks[match[1]], text)
-    return filled
+    return re.sub(r"@@([A-Z_]+)@@", lambda match: marks[match[1]], text)
 
 
 def _helpers(blocks: str) -> str:

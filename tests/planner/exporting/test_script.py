@@ -1,0 +1,154 @@
+import ast
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.errors import ExportError
+from planner.exporting.script import write_script
+from planner.graph import DtypeRef, JointGraph, Node, TensorMeta
+from planner.plan import Plan
+from tests.planner.exporting.small_plan import small_graph, small_plan
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "small_train.py.txt"
+TINY = {"batch": 20, "dim": 12, "size": "tiny"}
+
+
+def script(layers: int = 2) -> str:
+    graph = small_graph(layers=layers)
+    return write_script(small_plan(graph), graph, small_graph(layers=layers, **TINY))
+
+
+def test_the_file_is_what_it_was() -> None:
+    """The plan-dependent part of a hand-made plan's file. After a wanted change: write the new text to the golden file."""
+    text = script()
+    assert _plan_part(text) == GOLDEN.read_text()
+
+
+def _plan_part(text: str) -> str:
+    """Docstring and constants, tables, blocks and step: everything that is not the same in every file."""
+    begin, middle = text.index("# ---- redistribution: the helper"), text.index("# ---- the planned computation")
+    return text[:begin] + text[middle : text.index("# ---- the model: parameters")]
+
+
+def test_the_same_plan_gives_the_same_bytes() -> None:
+    assert script() == script()
+
+
+def test_the_number_of_lines_does_not_depend_on_depth() -> None:
+    """Layer 0 has no input gradient, and layer 1's input is the batch's first result; from three layers on nothing is added."""
+    lines = {layers: len(script(layers).splitlines()) for layers in (3, 4, 12)}
+    assert len(set(lines.values())) == 1, lines
+
+
+def test_the_file_imports_torch_and_the_standard_library_only() -> None:
+    imported = set()
+    for node in ast.walk(ast.parse(script())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add((node.module or "").split(".")[0])
+    assert imported <= {"torch"} | set(sys.stdlib_module_names)
+
+
+def test_lines_are_readable_and_names_defined() -> None:
+    text = script()
+    assert max(map(len, text.splitlines())) <= 130
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "E9,F", "-"],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_redistribution_of_a_block_is_one_line() -> None:
+    """Six of the plan; the gathers of both layers in forward stand in the function that both share."""
+    text = script()
+    assert text.count(" = redistribute(") == 5
+    assert "fc__r = redistribute(fc, S0, R)" in text
+
+
+def test_prices_and_counts_are_in_the_docstring() -> None:
+    text = script()
+    doc = ast.get_docstring(ast.parse(text))
+    assert doc is not None
+    graph = small_graph()
+    plan = small_plan(graph)
+    for part in (
+        plan.plan_id,
+        "dp=2",
+        "serial, no overlap",
+        "2 all_gather@dp, 1 all_reduce@dp",
+        "1 all_gather@dp, 2 reduce_scatter@dp",
+    ):
+        assert part in doc
+
+
+def test_without_a_tiny_version_sizes_are_numbers() -> None:
+    graph = small_graph()
+    text = write_script(small_plan(graph), graph, None)
+    assert "FULL = {}" in text and ".expand([64//DP, 48])" in text
+
+
+def test_text_of_the_user_is_never_code() -> None:
+    graph = small_graph()
+    evil = 'x"""\nimport os\n"""'
+    request = replace(graph.request, model=evil)
+    hostile = replace(graph, request=request, class_name=evil)
+    text = write_script(small_plan(hostile), hostile, replace(small_graph(**TINY), request=request))
+    assert next(n for n in ast.parse(text).body if isinstance(n, ast.Import)).names[0].name == "argparse"
+
+
+def _with_node(graph: JointGraph, **changes: object) -> tuple[JointGraph, Plan]:
+    nodes = list(graph.nodes)
+    at = graph.node_by_key["mul/fwd#0"]
+    nodes[at] = replace(nodes[at], **changes)  # type: ignore[arg-type]
+    changed = replace(graph, nodes=tuple(nodes))
+    return changed, replace(small_plan(changed), structure_fingerprint=changed.structure_fingerprint)
+
+
+def test_an_op_without_a_lowering_is_named() -> None:
+    graph, plan = _with_node(small_graph(), op="aten.cross.default")
+    with pytest.raises(ExportError, match=r"aten\.cross\.default .*toy\.py:7"):
+        write_script(plan, graph, None)
+
+
+def test_a_tiny_version_of_another_structure_is_refused() -> None:
+    graph = small_graph()
+    tiny, _ = _with_node(small_graph(**TINY), op="aten.add.Tensor")
+    with pytest.raises(ExportError, match="no counterpart of mul/fwd#0"):
+        write_script(small_plan(graph), graph, tiny)
+
+
+def test_tiny_names_must_be_those_of_the_model() -> None:
+    graph = small_graph()
+    with pytest.raises(ExportError, match="names other sizes"):
+        write_script(small_plan(graph), graph, replace(small_graph(**TINY), symbols=(("B", 20),)))
+
+
+def test_a_buffer_is_refused_by_name() -> None:
+    graph = small_graph()
+    plan = small_plan(graph)
+    buffer = Node(
+        key="buffer:table", op="buffer", name="buffer", kind="buffer", phase="forward", outputs=(TensorMeta((4,), "float32"),)
+    )
+    changed = replace(graph, nodes=(*graph.nodes, buffer))
+    choices = {**plan.choices, "buffer:table": plan.choices["param:layers.0.fc.weight"]}
+    changed_plan = replace(plan, choices=choices, structure_fingerprint=changed.structure_fingerprint)
+    with pytest.raises(ExportError, match="buffer table"):
+        write_script(changed_plan, changed, None)
+
+
+def test_low_precision_is_a_name() -> None:
+    graph, plan = _with_node(
+        small_graph(),
+        op="aten._to_copy.default",
+        kwargs=(("dtype", DtypeRef("bfloat16")),),
+        outputs=(TensorMeta((64, 48), "bfloat16"),),
+    )
+    assert ".to(LOWP)" in write_script(plan, graph, None)
