@@ -5,11 +5,14 @@ An exporter has to carry out every legal plan, not only good ones; these reach l
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Callable
+
 import numpy as np
 
 from planner.constraint import Constraint
 from planner.cost import CostTable
-from planner.graph import TensorRef
+from planner.graph import Node, TensorRef, without_layer
 from planner.plan import Plan, SolveReport
 from planner.redistribution import Routes
 from planner.solving.assemble import GRADIENT_STORE, assemble, price_redistributions, uses_by_phase
@@ -19,18 +22,37 @@ STAY = 0.35
 """Share of nodes that take a strategy at random among those that need no redistribution of their operands, if there is one."""
 
 
-def random_plan(costs: CostTable, seed: int, *, constraints: tuple[Constraint, ...] = ()) -> Plan:
-    """A legal plan drawn at random; `constraints` are only recorded. The loss is not forced to be replicated: its op is."""
-    generator = np.random.default_rng(seed)
-    strategy = _strategies(costs, generator)
-    shared = _shared(costs, strategy, generator)
+Draw = Callable[[int], np.random.Generator]
+"""node number -> where to draw its choices from"""
+
+
+def random_plan(costs: CostTable, seed: int, *, constraints: tuple[Constraint, ...] = (), layers_alike: bool = False) -> Plan:
+    """A legal plan drawn at random; `constraints` are only recorded.
+
+    With `layers_alike` the same op draws the same in all layers; so layers differ only where other tensors reach them.
+    """
+    nodes = costs.space.graph.nodes
+    one = np.random.default_rng(seed)
+
+    def by_name(node: int) -> np.random.Generator:
+        return np.random.default_rng([seed, zlib.crc32(_name(nodes[node]).encode())])
+
+    draw: Draw = by_name if layers_alike else lambda node: one
+    strategy = _strategies(costs, draw)
+    shared = _shared(costs, strategy, draw)
     compute = sum(float(us[strategy[node]]) for node, us in enumerate(costs.compute_us))
     objective = compute + price_redistributions(costs, strategy, shared)
     report = SolveReport(status="feasible", objective_us=objective, bound_us=0.0, method=f"random, seed {seed}", seconds=0.0)
     return assemble(costs, Solution(strategy=strategy, shared=shared, report=report), constraints)
 
 
-def _strategies(costs: CostTable, generator: np.random.Generator) -> np.ndarray:
+def _name(node: Node) -> str:
+    """The key without its layer's number; keys count ops of a module, so it is the same in all layers."""
+    head, slash, rest = node.key.partition("/")
+    return without_layer(head.rpartition(":")[2]) + slash + rest
+
+
+def _strategies(costs: CostTable, draw: Draw) -> np.ndarray:
     space, graph = costs.space, costs.space.graph
     chosen = np.full(len(graph.nodes), -1, np.int64)
     stores: dict[TensorRef, list[int]] = {}
@@ -53,6 +75,7 @@ def _strategies(costs: CostTable, generator: np.random.Generator) -> np.ndarray:
                 routes = costs.routes[space.lattice_of[TensorRef(index, output)]]
                 legal &= np.isfinite(routes.table_us[strategies.output(output), stored])
         assert legal.any(), f"no legal strategy of {node.key} after random choices before it"
+        generator = draw(index)
         pool = legal & free if (legal & free).any() and generator.random() < STAY else legal
         chosen[index] = generator.choice(np.flatnonzero(pool))
     return chosen
@@ -62,7 +85,7 @@ def _made(costs: CostTable, chosen: np.ndarray, ref: TensorRef) -> int:
     return int(costs.space.strategies[ref.node].output(ref.output)[chosen[ref.node]])
 
 
-def _shared(costs: CostTable, chosen: np.ndarray, generator: np.random.Generator) -> dict[tuple[TensorRef, str], int]:
+def _shared(costs: CostTable, chosen: np.ndarray, draw: Draw) -> dict[tuple[TensorRef, str], int]:
     space = costs.space
     found: dict[tuple[TensorRef, str], int] = {}
     for (ref, phase), uses in uses_by_phase(costs).items():
@@ -75,6 +98,7 @@ def _shared(costs: CostTable, chosen: np.ndarray, generator: np.random.Generator
             wanted = _wanted(costs, chosen, consumer, slot)
             reachable &= np.isfinite(costs.routes_of_use(lattice, consumer, slot).table_us[:, wanted])
         assert reachable[made], (space.graph.nodes[ref.node].key, phase)
+        generator = draw(ref.node)
         found[ref, phase] = made if generator.random() < STAY else int(generator.choice(np.flatnonzero(reachable)))
     return found
 

@@ -1,0 +1,64 @@
+"""Exported files of the small Llama for the tests of this folder: plans, texts, and running them in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from planner.exporting.script import write_script
+from planner.graph import JointGraph, ModelRequest
+from planner.mesh import Mesh
+from planner.pipeline import Workbench, tiny_graph, trace
+from planner.plan import Plan
+from tests.oracles.random_plan import random_plan
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model traced at both sizes."""
+
+    full: JointGraph
+    tiny: JointGraph
+
+    @classmethod
+    def llama(cls, layers: int = 2, precision: str = "bf16-mixed") -> Model:
+        full = trace(ModelRequest(model="llama3-tiny", layers=layers, precision=precision))
+        tiny = tiny_graph(full)
+        assert tiny is not None
+        return cls(full, tiny)
+
+    def bench(self, mesh: str) -> Workbench:
+        return Workbench.build(self.full, Mesh.parse(mesh))
+
+    def script(self, plan: Plan) -> str:
+        return write_script(plan, self.full, self.tiny)
+
+
+def optimum(bench: Workbench) -> Plan:
+    return bench.solve(bench.default_constraints())
+
+
+def any_plan(bench: Workbench, seed: int, *, alike: bool = False) -> Plan:
+    return random_plan(bench.costs, seed, layers_alike=alike)
+
+
+def run(command: Sequence[str], *, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
+    """A process with one thread for arithmetic, in the project's folder."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        list(command), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+
+
+def python(path: Path, *arguments: str, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
+    return run([sys.executable, str(path), *arguments], timeout_s=timeout_s)
+
+
+def tiny_request(model: Model) -> ModelRequest:
+    return replace(model.tiny.request)

@@ -1,0 +1,104 @@
+"""An exported file computes what the user's module computes, with the collectives of its plan: optimum and random legal plans."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.errors import ExportError
+from planner.exporting.verify import export_verified, verify_script
+from planner.pipeline import Workbench
+from planner.plan import Plan
+from tests.numerics.exported import Model, any_plan, optimum, python
+
+
+def verified(model: Model, plan: Plan) -> dict:
+    """The exporter's own verification: raises on any difference in loss, gradients or counts."""
+    report = export_verified(plan, model.full, model.tiny).report
+    for what in ("check", "reference"):
+        numbers = report["numbers"][what]
+        assert numbers["largest_error"] <= 1e-5 and numbers["loss_difference"] <= 1e-5
+        assert numbers["gradients"] == len(model.full.parameters)
+        assert numbers["counts"] == "as planned"
+    return report
+
+
+def test_the_optimum_equals_the_module(llama: Model, bench: Workbench) -> None:
+    verified(llama, optimum(bench))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_random_legal_plans_equal_the_module(llama: Model, bench: Workbench, seed: int) -> None:
+    plan = any_plan(bench, seed)
+    assert len(plan.redistributions) > 400, "a random plan moves nearly everything"
+    verified(llama, plan)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3, 11))
+def test_many_random_legal_plans(llama: Model, bench: Workbench, seed: int) -> None:
+    verified(llama, any_plan(bench, seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["tp=4", "dp=4,tp=2", "dp=2,cp=2,tp=2", "dp=2,one=1,tp=2"])
+def test_random_plans_on_other_meshes(llama: Model, mesh: str) -> None:
+    verified(llama, any_plan(llama.bench(mesh), 5))
+
+
+@pytest.mark.slow
+def test_random_plan_of_the_model_as_traced() -> None:
+    model = Model.llama(precision="as-traced")
+    verified(model, any_plan(model.bench("dp=2,tp=2"), 6))
+
+
+def test_the_same_plan_gives_the_same_bytes(llama: Model, bench: Workbench) -> None:
+    plan = any_plan(bench, 1)
+    again = Plan.from_json(plan.to_json())
+    assert llama.script(plan) == llama.script(again)
+
+
+def test_the_length_does_not_depend_on_depth_if_layers_are_alike() -> None:
+    lines = {}
+    for layers in (4, 8):
+        model = Model.llama(layers)
+        plan = any_plan(model.bench("dp=2,tp=2"), 3, alike=True)
+        assert len(plan.redistributions) > 100 * layers
+        lines[layers] = len(model.script(plan).splitlines())
+    assert lines[4] == lines[8], lines
+
+
+def test_without_a_tiny_version_the_file_checks_itself_at_full_size(bench: Workbench, llama: Model) -> None:
+    report = export_verified(optimum(bench), llama.full, None).report
+    assert report["numbers"]["reference"]["largest_error"] <= 1e-5
+
+
+def test_a_wrong_file_is_not_handed_out(llama: Model, bench: Workbench) -> None:
+    """Another factor in the loss: the file agrees with itself, not with the module; this is what the reference is for."""
+    text = llama.script(optimum(bench))
+    wrong, count = re.subn(r"torch\.div\((\w+), B\*S\)", r"torch.div(\1, 2*B*S)", text)
+    assert count >= 1
+    with pytest.raises(ExportError, match="user's module"):
+        verify_script(wrong, llama.full, llama.tiny)
+
+
+def test_wrong_usage_is_one_sentence_and_exit_code_2(llama: Model, bench: Workbench, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(llama.script(optimum(bench)))
+    for arguments, telling in (
+        (("--mesh", "3,1", "--tiny"), "does not split over"),
+        (("--mesh", "2", "--tiny"), "one size for each of the axes dp, tp"),
+        (("--device", "cpu", "--tiny"), "needs 4 ranks, torchrun started 1"),
+        (("--dry-run", "--ranks", "7"), "no rank 7"),
+        (("--no-such-flag",), "unrecognized arguments"),
+    ):
+        done = python(path, *arguments)
+        assert done.returncode == 2 and telling in done.stderr, (arguments, done.stderr)
+        assert "Traceback" not in done.stderr
+
+
+def test_a_plan_read_from_another_model_is_refused(llama: Model, bench: Workbench) -> None:
+    plan = replace(optimum(bench), structure_fingerprint="0" * 16)
+    with pytest.raises(ExportError, match="another model"):
+        llama.script(plan)

@@ -1,0 +1,36 @@
+"""The helper behind every `redistribute(...)` line of exported files = cutting up full tensors, for every single move."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "shape", "number"),
+    [
+        ("a=4", "8,4", 18),
+        ("a=2,b=2", "8,4", 142),
+        ("a=2,b=3", "12,6", 142),
+        ("a=2,b=2", "4,8,4", 310),
+        ("a=2,b=2,c=2", "8,8", 846),
+        ("a=2,b=1,c=2", "4,4", 142),
+        ("a=2,b=2", "4", 50),
+    ],
+)
+def test_every_move_of_a_lattice(mesh: str, shape: str, number: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.numerics.moves_on_threads", mesh, shape],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    count = re.search(r"(\d+) moves", done.stdout)
+    assert count is not None and int(count[1]) == number, done.stdout
