@@ -38,6 +38,7 @@ _HOME = {
     "trace": "pipeline",
     "diff": "pipeline",
     "export": "pipeline",
+    "report_lines": "pipeline",
 }
 __all__ = list(_HOME)
 

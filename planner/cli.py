@@ -183,7 +183,7 @@ def _export(args: argparse.Namespace) -> int:
     args.output.write_text(found.script)
     plan.save(sidecar)
     print(f"wrote {args.output} ({len(found.script.splitlines())} lines) and {sidecar}")
-    for line in found.report_lines:
+    for line in pipeline.report_lines(found.report):
         print(f"  {line}")
     return 0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -338,6 +338,13 @@ def export(
     check_same_model(plan, graph)
     tiny = tiny_graph(graph)
     return export_verified(plan, graph, tiny, verify=verify, progress=progress)
+
+
+def report_lines(report: Mapping[str, Any]) -> tuple[str, ...]:
+    """The report of an export as lines to read."""
+    from planner.exporting.report import report_lines as lines
+
+    return lines(report)
 
 
 def tiny_graph(graph: JointGraph) -> JointGraph | None:
