@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from planner.errors import InfeasibleError, SolverError
-from planner.solving.budget import LeastMemory, least_memory
 from planner.solving.consistency import make_consistent
 from planner.solving.core import solve_core
+from planner.solving.least_memory import LeastMemory, least_memory
 from planner.solving.message_passing import Effort, MessagePassing
 from planner.solving.problem import PairwiseProblem
 from planner.solving.restrictions import Restriction, tightest_budget

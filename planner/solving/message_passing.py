@@ -38,6 +38,11 @@ class Outcome:
     def proved(self) -> bool:
         return self.value_us < np.inf and self.value_us - self.bound_us <= TOLERANCE * abs(self.value_us)
 
+    @property
+    def gap(self) -> float:
+        """Relative; `inf` without a plan."""
+        return (self.value_us - self.bound_us) / abs(self.value_us or 1.0) if self.value_us < np.inf else np.inf
+
 
 @dataclass(frozen=True)
 class Effort:
@@ -56,7 +61,7 @@ class Effort:
     max_sweeps: int = 400
     patience: int = 4
     round_sweeps: int = 8
-    mend_every: int = 1
+    mend_every: int = 3
     local_sweeps: int = 5
     eps_us: float = _SETTLED_US
     tolerance: float = TOLERANCE
@@ -140,6 +145,8 @@ class MessagePassing:
             stuck = 0 if value < before[0] - small or bound > before[1] + small else stuck + 1
             if stuck >= effort.patience or swept < count:
                 break
+        if not value - bound <= max(effort.tolerance * abs(value), effort.enough_us) and not effort.expired():
+            value = self._mend(best, value, penalty, _orders(rng, members))
         return Outcome(best, value, min(bound, value), done)
 
     def _settle(self, window: np.ndarray, eps_us: float) -> None:

@@ -20,17 +20,22 @@ from planner.errors import InfeasibleError, SolverError
 from planner.graph import TensorRef, layer_of
 from planner.plan import SolveReport
 from planner.solving import message_passing
-from planner.solving.budget import BudgetOutcome, least_memory, solve_within_budget
+from planner.solving.budget import CLOSE_ENOUGH, BudgetOutcome, solve_within_budget
 from planner.solving.conflicts import explain_budget, explain_placements, has_plan, living
 from planner.solving.consistency import make_consistent
 from planner.solving.core import solve_core
 from planner.solving.kernels import Messages
+from planner.solving.least_memory import least_memory
 from planner.solving.message_passing import TOLERANCE, Effort, MessagePassing, Outcome
 from planner.solving.problem import PairwiseProblem, SharedKey, build_problem
 from planner.solving.restrictions import Restriction, legal_numbers, restrict, tightest_budget
 
 MAX_CORE_COLUMNS = 60_000
 """A core with more variables than this is not given to the integer program."""
+
+_BUDGET_SWEEPS, _BUDGET_SWEEPS_PINNED = 32, 8
+_PRICES, _PRICES_PINNED = 14, 3
+_CLOSE_ENOUGH_PINNED = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +72,21 @@ class _Base:
     outcome: Outcome
     method: str
     price: float
-    too_big: np.ndarray | None
+    corners: tuple[np.ndarray, ...]
     state: tuple[np.ndarray, Messages]
     settled: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Start:
+    """Where a search begins: plans, a price per byte and the gap of a similar problem, and the window in which it differs."""
+
+    effort: Effort
+    plan: np.ndarray | None = None
+    corners: tuple[np.ndarray, ...] = ()
+    price: float = 0.0
+    gap: float = 0.0
+    window: np.ndarray | None = None
 
 
 @dataclass(eq=False)
@@ -157,53 +174,35 @@ class Solver:
         assert alive is not None, "fewer restrictions leave more"
         self._passing.restore(self._fresh)
         inner = replace(run, restrictions=restrictions)
-        found, method = self._search(alive, inner, price=0.0, plans=(), effort=run.effort(), window=None)
-        base = _Base(found.outcome, method, found.price, found.too_big, self._passing.save())
+        found, method = self._search(alive, inner, _Start(effort=run.effort()))
+        base = _Base(found.outcome, method, found.price, found.corners, self._passing.save())
         if not run.effort().expired():
             self._bases[unpinned] = base
         return base
 
-    def _search(
-        self,
-        alive: np.ndarray,
-        run: _Run,
-        *,
-        price: float,
-        plans: tuple[np.ndarray, ...],
-        effort: Effort,
-        window: np.ndarray | None,
-    ) -> tuple[BudgetOutcome, str]:
+    def _search(self, alive: np.ndarray, run: _Run, start: _Start) -> tuple[BudgetOutcome, str]:
         """Message passing, then the exact step if that is needed and possible. -> result, method"""
         cost = np.where(alive, self.problem.unary_us, np.inf)
         budget = tightest_budget(run.restrictions)
         limit = None if budget is None else budget.budget_bytes
         if limit is None:
             self._passing.set_costs(cost)
-            start = plans[0] if plans else None
-            found = BudgetOutcome(self._passing.run(effort, start, window))
+            found = BudgetOutcome(self._passing.run(start.effort, start.plan, start.window))
         else:
-            found = self._within(cost, limit, run, price=price, plans=plans, effort=effort, window=window)
+            found = self._within(cost, limit, run, start)
         run.tell(found.outcome, "message passing")
         outcome, method = self._finish(found, alive, limit, run)
         return replace(found, outcome=outcome), method
 
-    def _within(
-        self,
-        cost: np.ndarray,
-        limit: int,
-        run: _Run,
-        *,
-        price: float,
-        plans: tuple[np.ndarray, ...],
-        effort: Effort,
-        window: np.ndarray | None,
-    ) -> BudgetOutcome:
-        if price == 0.0:
+    def _within(self, cost: np.ndarray, limit: int, run: _Run, start: _Start) -> BudgetOutcome:
+        """As `_search` under a memory budget: without it first, unless a price per byte is known."""
+        corners, again = start.corners, start.price > 0.0
+        if not again:
             self._passing.set_costs(cost)
-            free = self._passing.run(effort, plans[0] if plans else None, window)
+            free = self._passing.run(start.effort, start.plan, start.window)
             if math.isfinite(free.value_us) and self.problem.used_bytes(free.choice) <= limit:
                 return BudgetOutcome(free)
-            plans = (*plans, free.choice) if math.isfinite(free.value_us) else plans
+            corners = (free.choice,) if math.isfinite(free.value_us) else ()
 
         def smallest() -> np.ndarray | None:
             least = least_memory(self.problem, np.isfinite(cost), run.effort(max_sweeps=100))
@@ -212,9 +211,19 @@ class Solver:
             return least.choice if math.isfinite(least.num_bytes) else None
 
         return solve_within_budget(
-            self._passing, cost, limit, effort, price=price, plans=plans, window=window, smallest=smallest,
-            **({} if window is None else {"close_enough": 3e-4, "max_prices": 6}),
-        )  # fmt: skip
+            self._passing,
+            cost,
+            limit,
+            replace(start.effort, max_sweeps=_BUDGET_SWEEPS_PINNED if again else _BUDGET_SWEEPS),
+            layers=self._layer,
+            price=start.price,
+            plans=() if start.plan is None else (start.plan,),
+            corners=corners,
+            window=start.window,
+            smallest=smallest,
+            close_enough=max(_CLOSE_ENOUGH_PINNED, 1.3 * start.gap) if again else CLOSE_ENOUGH,
+            max_prices=_PRICES_PINNED if again else _PRICES,
+        )
 
     # ---- with pins ------------------------------------------------------------------------------------------------
     def _pinned(self, base: _Base, alive: np.ndarray, run: _Run) -> tuple[Outcome, str]:
@@ -223,8 +232,15 @@ class Solver:
         effort = run.effort(max_sweeps=40, patience=6, round_sweeps=1, mend_every=2, eps_us=1e-6)
         cost = np.where(alive, self.problem.unary_us, np.inf)
         window = self._window(run.restrictions)
-        plans = tuple(self._adapt(plan, cost) for plan in (base.outcome.choice, base.too_big) if plan is not None)
-        found, method = self._search(alive, run, price=base.price, plans=plans, effort=effort, window=window)
+        start = _Start(
+            effort=effort,
+            plan=self._adapt(base.outcome.choice, cost),
+            corners=tuple(self._adapt(plan, cost) for plan in base.corners),
+            price=base.price,
+            gap=base.outcome.gap,
+            window=window,
+        )
+        found, method = self._search(alive, run, start)
         return found.outcome, method
 
     def _settle(self, base: _Base) -> None:

@@ -12,8 +12,8 @@ from planner.constraint import MemoryBudget, Pin
 from planner.cost import CostTable
 from planner.errors import InfeasibleError, InvalidConstraintError
 from planner.graph import TensorRef
-from planner.solving.budget import least_memory
 from planner.solving.ilp import solve_ilp
+from planner.solving.least_memory import least_memory
 from planner.solving.message_passing import Effort, MessagePassing
 from planner.solving.problem import PairwiseProblem, build_problem
 from planner.solving.solve import Solution, Solver
