@@ -100,6 +100,8 @@ def solve_core(
     gap_us: float,
 ) -> IlpResult | None:
     """The exact optimum among strategies not ruled out; None if the core has more than `max_columns` variables."""
+    if _open_strategies(layout, cost_us) > max_columns:
+        return None
     core = reduce_to_core(layout, cost_us, num_bytes)
     until = time.monotonic() + time_limit_s
     if budget_bytes is not None:
@@ -130,6 +132,12 @@ def solve_core(
         bound += found.bound_us
         choice[part.nodes] = found.choice
     return _whole(core, IlpResult(status, value, bound, choice))
+
+
+def _open_strategies(layout: Layout, cost_us: np.ndarray) -> int:
+    """Strategies of nodes that have a choice: fewer columns than that no core has."""
+    living = np.add.reduceat(np.isfinite(cost_us).astype(np.int64), layout.first[:-1])
+    return int(living[living > 1].sum())
 
 
 def _whole(core: Core, found: IlpResult) -> IlpResult:

@@ -30,7 +30,7 @@ from planner.solving.message_passing import TOLERANCE, Effort, MessagePassing, O
 from planner.solving.problem import PairwiseProblem, SharedKey, build_problem
 from planner.solving.restrictions import Restriction, legal_numbers, restrict, tightest_budget
 
-MAX_CORE_COLUMNS = 60_000
+MAX_CORE_COLUMNS = 100_000
 """A core with more variables than this is not given to the integer program."""
 
 _BUDGET_SWEEPS, _BUDGET_SWEEPS_PINNED = 32, 8
