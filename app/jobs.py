@@ -88,7 +88,7 @@ def serve(connection: Connection, engine_path: str) -> None:
     module, _, name = engine_path.partition(":")
     engine: Any = None
     if hasattr(os, "nice"):
-        os.nice(10)  # the pages come first
+        os.nice(5)  # the pages come first
 
     def progress(stage: str) -> None:
         connection.send(("progress", stage))

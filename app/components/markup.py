@@ -95,3 +95,9 @@ def pin_row(where: str, placements: str, note: str, matches: str) -> str:
     reason = f'<br><span class="soft">{escape(note)}</span>' if note else ""
     text = f'<code>{escape(where)}</code> <span class="soft">{escape(matches)}</span>'
     return f'{STYLE}<div class="px">{chips(placements)} {text}{reason}</div>'
+
+
+def lines(texts: tuple[str, ...]) -> str:
+    """A list in small type."""
+    items = "".join(f"<tr><td>{escape(text)}</td></tr>" for text in texts)
+    return f'{STYLE}<div class="px"><table>{items}</table></div>'

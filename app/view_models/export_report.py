@@ -12,7 +12,7 @@ def lines(report: Mapping[str, Any]) -> tuple[str, ...]:
     """One check a line, then what was not run."""
     if report.get("passed") is None:
         return ("Not checked.",)
-    found = [f"dry run at full size: {line.partition(': ')[2] or line}" for line in report.get("dry_run", ())]
+    found = [f"at full size, {line}" for line in report.get("dry_run", ())]
     numbers = report.get("numbers", {})
     if isinstance(numbers, str):
         found.append(numbers)

@@ -99,6 +99,6 @@ def _exported(result: Any, plan_id: str) -> None:
             "Download plan", result.plan_json, "train.plan.json", "application/json", key="download_plan", on_click="ignore"
         )
     st.markdown("**Checks**")
-    st.markdown("\n".join(f"- {plain(line)}" for line in export_report.lines(result.report)))
+    st.html(markup.lines(export_report.lines(result.report)))
     with st.expander(f"First lines (plan {plan_id[:7]})"):
         st.code("\n".join(result.script.splitlines()[:40]), language="python")

@@ -225,7 +225,7 @@ def test_export_offers_script_and_plan_with_the_checks(open_app):
     until(at, lambda: session(at).running is None)
     run(at)
     assert [button.label for button in at.get("download_button")] == ["Download train.py", "Download plan"]
-    assert any("PASS" in text.value for text in at.markdown)
+    assert any("PASS" in item.body for item in at.get("html"))
 
 
 # ---- the workspace ------------------------------------------------------------------------------------------------------
