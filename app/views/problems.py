@@ -12,15 +12,17 @@ from planner import InfeasibleError, PlannerError
 
 def show_error(error: PlannerError, *, key: str) -> bool:
     """The error with its hint and details. Whether the user dismissed it."""
-    with st.container(border=True, key=f"error_{key}"):
-        st.error(plain(describe(error)))
+    with st.container(key=f"error_{key}", gap="small"):
+        with st.container(horizontal=True, wrap=False, vertical_alignment="center"):
+            st.error(plain(describe(error)), width="stretch")
+            dismissed = st.button("Dismiss", key=f"dismiss_{key}")
         if isinstance(error, InfeasibleError) and error.conflicts:
             st.markdown("These cannot hold together:\n" + "\n".join(f"- {plain(conflict)}" for conflict in error.conflicts))
         report = error.details.get("traceback") or error.details.get("output")
         if report:
             with st.expander("Report"):
                 st.code(str(report), language=None)
-        return st.button("Dismiss", key=f"dismiss_{key}")
+    return dismissed
 
 
 def session_errors(found: state.Session) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from app import state
 from app.components.markup import plain
@@ -25,11 +26,12 @@ def page() -> None:
 
 
 def _form(found: state.Session) -> None:
-    form = _fields(found.form)
+    slots: dict[str, DeltaGenerator] = {}
+    form = _fields(found.form, slots)
     found.form = form
     result = setup_form.read(form)
     for field, message in result.errors.items():
-        st.error(f"**{plain(field.replace('_', ' ').capitalize())}:** {plain(message)}")
+        slots[field].error(plain(message))
     if result.request is not None:
         request = result.request
         plan = found.document.plan if found.document else None
@@ -43,8 +45,11 @@ def _form(found: state.Session) -> None:
     st.fragment(_progress, run_every=0.5 if busy else None)()
 
 
-def _fields(form: SetupForm) -> SetupForm:
-    """The widgets, filled from `form`; they are not drawn on other pages, so their values are kept there."""
+def _fields(form: SetupForm, slots: dict[str, DeltaGenerator]) -> SetupForm:
+    """The widgets, filled from `form`; they are not drawn on other pages, so their values are kept there.
+
+    `slots` gets a place under each field for what is wrong with it.
+    """
     st.subheader("Model")
     names = [model.name for model in models()]
     about = {model.name: model.description for model in models()}
@@ -54,17 +59,22 @@ def _fields(form: SetupForm) -> SetupForm:
         st.caption(plain(about.get(model or "", "")))
     with two:
         custom = st.text_input("Or your own model", form.custom_model, placeholder="path/to/file.py:factory", key="custom_model")
+        slots["custom_model"] = st.empty()
         st.caption("A path on this machine. The file is run by a worker process; it replaces the sample when given.")
     sizes = st.columns(4)
     batch = sizes[0].text_input("Global batch, sequences", form.batch, placeholder="one per device", key="batch")
+    slots["batch"] = sizes[0].empty()
     seq = sizes[1].text_input("Sequence length", form.seq, placeholder="model default", key="seq")
+    slots["seq"] = sizes[1].empty()
     layers = sizes[2].text_input("Layers", form.layers, placeholder="all", key="layers")
+    slots["layers"] = sizes[2].empty()
     precision = sizes[3].selectbox(
         "Precision", setup_form.PRECISIONS, setup_form.PRECISIONS.index(form.precision), key="precision"
     )
     st.subheader("Cluster")
     cluster = st.columns([2, 1])
     mesh = cluster[0].text_input("Mesh axes, outermost first", form.mesh, placeholder="dp=8,tp=8", key="mesh")
+    slots["mesh"] = cluster[0].empty()
     cluster[0].caption("The last axis is the nearest devices. Axes named dp, fsdp, data and so on split the batch.")
     profiles = list(hardware_names())
     hardware = cluster[1].selectbox(
@@ -73,10 +83,12 @@ def _fields(form: SetupForm) -> SetupForm:
     st.subheader("Limits")
     limits = st.columns(3)
     memory = limits[0].text_input("Memory per device", form.memory, placeholder="what the hardware leaves", key="memory")
+    slots["memory"] = limits[0].empty()
     optimizer = limits[1].selectbox(
         "Optimizer", setup_form.OPTIMIZERS, setup_form.OPTIMIZERS.index(form.optimizer), key="optimizer"
     )
     limit = limits[2].text_input("Solver time, seconds", form.time_limit, key="time_limit")
+    slots["time_limit"] = limits[2].empty()
     return SetupForm(
         model=model or "", custom_model=custom, batch=batch, seq=seq, layers=layers, precision=precision, mesh=mesh,
         hardware=hardware or "", optimizer=optimizer, memory=memory, time_limit=limit,
