@@ -274,7 +274,9 @@ def sweeps(lay, cost, m, active, count, tolerance, eps, penalty, x):
         _backward_pass(lay, cost, m, everyone, eps, d, h, msg)
         done += 1
         bound = max(bound, m.node_low.sum() + m.edge_low.sum())
-        if best - bound <= tolerance * abs(best) or not (m.stale_forward.any() or m.stale_backward.any()):
+        if best < np.inf and best - bound <= tolerance * abs(best):
+            break
+        if not (m.stale_forward.any() or m.stale_backward.any()):
             break
     return best, bound, done
 

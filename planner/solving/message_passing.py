@@ -69,6 +69,10 @@ class Effort:
     deadline: float = np.inf
     cancelled: Callable[[], bool] | None = None
 
+    def suffices(self, value: float, bound: float) -> bool:
+        """A plan is there and the gap is small enough."""
+        return value < np.inf and value - bound <= max(self.tolerance * abs(value), self.enough_us)
+
     def expired(self) -> bool:
         return time.monotonic() > self.deadline or (self.cancelled is not None and self.cancelled())
 
@@ -134,18 +138,18 @@ class MessagePassing:
             bound = max(bound, found_bound)
             if found_value < value:
                 best[:], value = found, found_value
-            if value - bound <= max(effort.tolerance * abs(value), effort.enough_us):
+            if effort.suffices(value, bound):
                 break
             rounds += 1
             if rounds % effort.mend_every == 0:
                 value = self._mend(best, value, penalty, _orders(rng, members))
-            if value - bound <= max(effort.tolerance * abs(value), effort.enough_us):
+            if effort.suffices(value, bound):
                 break
-            small = 1e-7 * abs(bound)
+            small = TOLERANCE * abs(bound)
             stuck = 0 if value < before[0] - small or bound > before[1] + small else stuck + 1
             if stuck >= effort.patience or swept < count:
                 break
-        if not value - bound <= max(effort.tolerance * abs(value), effort.enough_us) and not effort.expired():
+        if not effort.suffices(value, bound) and not effort.expired():
             value = self._mend(best, value, penalty, _orders(rng, members))
         return Outcome(best, value, min(bound, value), done)
 

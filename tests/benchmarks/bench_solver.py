@@ -1,4 +1,6 @@
-"""How fast the solver is on a real model. Run: python -m tests.benchmarks.bench_solver --mesh dp=32,tp=8 [--layers 1] [--pins 200]
+"""How fast the solver is on a real model.
+
+Run: python -m tests.benchmarks.bench_solver --mesh dp=32,tp=8 [--layers 1] [--pins 200]
 
 Prints tables; asserts nothing, since machines differ. Compilation of the loops is reported apart. Pins are uniformly random: an
 op, and one of its legal placements.
@@ -46,10 +48,10 @@ def main() -> None:
     compiled = bench.solver.warm_up()
     lay = bench.solver.problem.layout
     print(f"{graph.request.model}, {len(graph.layers)} layers, {mesh}: {len(graph.nodes)} graph nodes")
-    print(f"  load or trace {traced - began:.2f} s, strategies + costs + problem {built - traced:.2f} s, compile {compiled:.2f} s")
+    print(f"  load or trace {traced - began:.2f} s, tables + problem {built - traced:.2f} s, compile {compiled:.2f} s")
     print(
-        f"  problem: {lay.num_nodes} nodes, {lay.num_edges} edges, {lay.first[-1]} strategies (at most {np.diff(lay.first).max()} "
-        f"a node), at most {lay.table_size.max()} placements"
+        f"  problem: {lay.num_nodes} nodes, {lay.num_edges} edges, {lay.first[-1]} strategies (at most "
+        f"{np.diff(lay.first).max()} a node), at most {lay.table_size.max()} placements"
     )
     *boundaries, budget = bench.default_constraints(parse_bytes(options.memory) if options.memory else None)
     for title, constraints in (("no budget", tuple(boundaries)), ("with budget", (*boundaries, budget))):
@@ -121,7 +123,8 @@ def _summary(title: str, rows: Sequence[Row], asked: int) -> None:
     left = gaps[~proved]
     print(
         f"    {title}: first {rows[0].seconds * 1e3:.0f} ms, then median {np.median(ms):.0f}, p90 {np.quantile(ms, 0.9):.0f}, "
-        f"p99 {np.quantile(ms, 0.99):.0f} ms; proved {proved.mean():.1%}, other gaps: median {np.median(left) if len(left) else 0:.1e}, "
+        f"p99 {np.quantile(ms, 0.99):.0f} ms; proved {proved.mean():.1%}, "
+        f"other gaps: median {np.median(left) if len(left) else 0:.1e}, "
         f"largest {left.max() if len(left) else 0:.1e}; refused {asked - len(rows)}"
     )
 

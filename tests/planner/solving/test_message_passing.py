@@ -1,0 +1,71 @@
+"""Message passing by itself: when it may stop, warm starts, mending."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import numpy as np
+import pytest
+
+from planner.errors import InfeasibleError
+from planner.solving.consistency import make_consistent
+from planner.solving.message_passing import Effort, MessagePassing
+from planner.solving.problem import PairwiseProblem, build_problem
+from tests.oracles.small_spaces import random_costs
+
+
+def problems(count: int) -> list[PairwiseProblem]:
+    found: list[PairwiseProblem] = []
+    seed = 1000
+    while len(found) < count:
+        with contextlib.suppress(InfeasibleError):  # some seeds have no plan at all
+            found.append(build_problem(random_costs(seed, num_ops=12, options=6)))
+        seed += 1
+    return found
+
+
+def test_no_plan_never_counts_as_good_enough() -> None:
+    assert not Effort().suffices(math.inf, 0.0)
+    assert not Effort(enough_us=1e9).suffices(math.inf, math.inf)
+    assert Effort().suffices(100.0, 100.0 - 1e-5)
+
+
+@pytest.mark.parametrize("problem", problems(6))
+def test_arc_consistency_keeps_exactly_what_every_neighbour_can_serve(problem: PairwiseProblem) -> None:
+    lay = problem.layout
+    alive = np.ones(problem.num_strategies, np.bool_)
+    assert make_consistent(lay, alive) == -1 and alive.all()  # building the problem has pruned it already
+    for edge in range(lay.num_edges):
+        port_u, port_v = lay.ports(edge)
+        possible = np.isfinite(lay.table_of(edge)[np.ix_(port_u, port_v)])
+        assert possible.any(1).all() and possible.any(0).all()
+
+
+@pytest.mark.parametrize("problem", problems(6))
+def test_restored_state_gives_the_same_result(problem: PairwiseProblem) -> None:
+    passing = MessagePassing(problem)
+    fresh = passing.save()
+    first = passing.run(Effort())
+    ruled_out = problem.unary_us.copy()
+    ruled_out[problem.layout.first[:-1] + first.choice] = np.inf
+    dead = ~np.logical_or.reduceat(np.isfinite(ruled_out), problem.layout.first[:-1])
+    ruled_out = np.where(np.repeat(dead, np.diff(problem.layout.first)), problem.unary_us, ruled_out)
+    alive = np.isfinite(ruled_out)
+    if make_consistent(problem.layout, alive) == -1:
+        passing.set_costs(np.where(alive, problem.unary_us, np.inf))
+        passing.run(Effort(max_sweeps=5))
+    passing.restore(fresh)
+    again = passing.run(Effort())
+    assert again.value_us == first.value_us and again.bound_us == first.bound_us
+    assert (again.choice == first.choice).all()
+
+
+@pytest.mark.parametrize("problem", problems(6))
+def test_value_is_that_of_the_choice_and_a_start_is_never_made_worse(problem: PairwiseProblem) -> None:
+    passing = MessagePassing(problem)
+    best = passing.run(Effort())
+    assert problem.value_us(best.choice) == pytest.approx(best.value_us, rel=1e-12)
+    fresh = MessagePassing(problem)
+    kept = fresh.run(Effort(max_sweeps=1, round_sweeps=1), best.choice)
+    assert kept.value_us <= best.value_us * (1 + 1e-12)
