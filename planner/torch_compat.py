@@ -304,6 +304,23 @@ class DTensorRules:
         return rows
 
 
+def low_precision_as_float32() -> Any:
+    """A context in which everything that asks for bfloat16 gets float32: the arithmetic of an exported file's --check.
+
+    The dispatch mode sees casts and factories below autograd, whoever makes them.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Float32Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = dict(kwargs or {})
+            if kwargs.get("dtype") is torch.bfloat16:
+                kwargs["dtype"] = torch.float32
+            return func(*args, **kwargs)
+
+    return Float32Mode()
+
+
 def placement_code(placement: Any) -> int | None:
     """DTensor placement (or placeholder) -> our code; None for what we do not plan with (strided shard, P(avg), P(min), ...)."""
     kind = type(placement).__name__

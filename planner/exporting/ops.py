@@ -185,7 +185,9 @@ SAME_CALL = {
     "aten.gt.Tensor": "torch.gt", "aten.gt.Scalar": "torch.gt", "aten.ge.Tensor": "torch.ge", "aten.ge.Scalar": "torch.ge",
     "aten.clone.default": "torch.clone", "aten.t.default": "torch.t", "aten.transpose.int": "torch.transpose",
     "aten.permute.default": "torch.permute", "aten.unsqueeze.default": "torch.unsqueeze", "aten.squeeze.dim": "torch.squeeze",
-    "aten.squeeze.dims": "torch.squeeze", "aten.mm.default": "torch.mm", "aten.bmm.default": "torch.bmm",
+    "aten.squeeze.dims": "torch.squeeze", "aten.mm.default": "torch.mm",
+    "aten.view_as_complex.default": "torch.view_as_complex", "aten.view_as_real.default": "torch.view_as_real",
+    "aten._conj.default": "torch.conj", "aten.bmm.default": "torch.bmm",
     "aten.sum.default": "torch.sum", "aten.sum.dim_IntList": "torch.sum", "aten.amax.default": "torch.amax",
     "aten._softmax.default": "aten._softmax", "aten._log_softmax.default": "aten._log_softmax",
     "aten._softmax_backward_data.default": "aten._softmax_backward_data",
@@ -291,12 +293,12 @@ def _cat(site: Site) -> str:
     return call("torch.cat", site)
 
 
-@lowering("aten.slice_scatter.default")
-def _slice_scatter(site: Site) -> str:
+@lowering("aten.slice_scatter.default", "aten.select_scatter.default")
+def _scatter_part(site: Site) -> str:
     dim = (site.number(site.node.args[2]) if len(site.node.args) > 2 else 0) % len(site.inputs[0].shape)
     if site.axes(site.out, dim):
         raise site.error(f"it writes a part of dim {dim}, which is split")
-    return call("aten.slice_scatter", site)
+    return call(site.node.op.removesuffix(".default"), site)
 
 
 # ---- ops that make tensors from nothing -----------------------------------------------------------------------------
@@ -388,3 +390,27 @@ def _scatter(site: Site) -> str:
     return (
         f"masked_{function}({x}, {dim}, {index}, {value}, {axes})" if axes else f"torch.{function}({x}, {dim}, {index}, {value})"
     )
+
+
+@lowering("aten.index.Tensor")
+def _index(site: Site) -> str:
+    _refuse_split_index(site)
+    return call("aten.index", site)
+
+
+@lowering("aten.index_put.default")
+def _index_put(site: Site) -> str:
+    _refuse_split_index(site)
+    return call("aten.index_put", site)
+
+
+def _refuse_split_index(site: Site) -> None:
+    """Indexing with tensors of positions is the same on pieces if the indexed dims and the positions are whole."""
+    listed = site.node.args[1]
+    assert isinstance(listed, tuple)
+    for dim, index in enumerate(listed):
+        if isinstance(index, OperandRef):
+            if site.axes(site.operand(0), dim):
+                raise site.error(f"it indexes dim {dim}, which is split")
+            if any(not isinstance(one, Replicate) for one in site.operand(index.index)):
+                raise site.error("its positions are split")

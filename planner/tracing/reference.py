@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from planner.errors import PlannerError, TraceError
 from planner.graph import ModelRequest
+from planner.torch_compat import low_precision_as_float32
 from planner.tracing.sources import find_factory, sizes_for
 from planner.tracing.trace import LoadedModel, named_leaves, parts_of
 
@@ -34,8 +35,9 @@ def reference_step(request: ModelRequest, values: Mapping[str, Mapping[str, Tens
     module = loaded.module.float()
     _set_parameters(module, values["parameters"])
     args, kwargs = _with_inputs(loaded, values["inputs"])
-    loss = module(*args, **kwargs)
-    loss.backward()
+    with low_precision_as_float32():
+        loss = module(*args, **kwargs)
+        loss.backward()
     grads = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
     return {"loss": loss.detach(), "grads": grads}
 
