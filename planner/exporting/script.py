@@ -39,6 +39,7 @@ def write_script(plan: Plan, graph: JointGraph, tiny: JointGraph | None) -> str:
     Raises:
         ExportError: the plan does not fit the graph, or an op cannot be written with the chosen layouts.
     """
+    _refuse_buffers(graph)
     program = lower(plan, graph)
     sizes = _sizes(plan, graph, tiny)
     layouts = Layouts(taken=frozenset([*sizes.full, *sizes.axis_names]))
@@ -48,6 +49,15 @@ def write_script(plan: Plan, graph: JointGraph, tiny: JointGraph | None) -> str:
     text = _Script(program, tiny, sizes, layouts, writer.tiny, functions, names).text()
     compile(text, "train.py", "exec")
     return text
+
+
+def _refuse_buffers(graph: JointGraph) -> None:
+    names = [node.key.partition(":")[2] for node in graph.nodes if node.kind == "buffer"]
+    if names:
+        raise ExportError(
+            f"the model reads the buffer {', '.join(names)}, whose values the plan does not know",
+            hint="Compute it inside forward, so that the exported file computes it too.",
+        )
 
 
 def _sizes(plan: Plan, graph: JointGraph, tiny: JointGraph | None) -> Sizes:
@@ -214,12 +224,6 @@ class _Script:
 
     def _parameter_lines(self) -> list[str]:
         """Parameters that differ only in the layer number share a line."""
-        for node in self.graph.nodes:
-            if node.kind == "buffer":
-                raise ExportError(
-                    f"the model reads the buffer {node.key.partition(':')[2]}, whose values the plan does not know",
-                    hint="Compute it inside forward, so that the exported file computes it too.",
-                )
         groups: dict[tuple[str, str], list[int | None]] = {}
         for parameter in self.graph.parameters:
             groups.setdefault((without_layer(parameter.name), self._parameter_entry(parameter)), []).append(
