@@ -19,6 +19,8 @@ def main() -> None:
 
     st.set_page_config(page_title="Plan explorer", layout="wide")
     found = state.session()
+    state.poll(found)
+    found.drawn = found.version
     pages = {
         "setup": st.Page("views/setup.py", title="Setup", url_path="setup"),
         "explorer": st.Page("views/explorer.py", title="Explorer", url_path="explorer", default=True),

@@ -84,6 +84,8 @@ class Session:
         legal: key -> the job that asked for its legal placements.
         exported: the last export and the id of its plan.
         arrived: a new plan waits to be shown on the Explorer page.
+        version, drawn: how often a job's end changed the session, and which of these the whole page was last drawn for. A
+            rerun asked for by a fragment can be lost to another one, so it is asked for until both agree.
     """
 
     document: Document | None = None
@@ -101,6 +103,8 @@ class Session:
     overlay: tuple[Any, Any] | None = None
     stored: bool = False
     arrived: bool = False
+    version: int = 0
+    drawn: int = 0
 
 
 def session() -> Session:
@@ -411,22 +415,26 @@ def cancel(found: Session) -> None:
 
 
 def poll(found: Session) -> bool:
-    """Takes over the result of a job that has ended. Whether something changed."""
+    """Takes over the result of a job that has ended. Whether the page drawn last is out of date."""
     running = found.running
-    if running is None or running.job.active:
-        return False
-    found.running = None
+    if running is not None and not running.job.active:
+        found.running = None
+        found.version += 1
+        _take_over(found, running)
+    return found.version != found.drawn
+
+
+def _take_over(found: Session, running: Running) -> None:
     job = running.job
     if job.state == "cancelled":
-        return True
+        return
     if job.error is not None:
         found.error = job.error
         found.infeasible = running.kind == "solve" and isinstance(job.error, InfeasibleError)
         if running.kind == "start":
             pool().forget(running.draft)
-        return True
+        return
     {"start": _started, "solve": _solved, "export": _exported}[running.kind](found, running)
-    return True
 
 
 def _started(found: Session, running: Running) -> None:

@@ -14,7 +14,7 @@ JOB_NAMES = {"start": "Planning", "solve": "Solving", "export": "Exporting"}
 
 
 def draw(found: state.Session) -> None:
-    """Polls only while a job runs."""
+    """Polls only while a job runs; the whole page is drawn again when it ends."""
     st.html(markup.PAGE_STYLE)
     st.fragment(_strip, run_every=0.4 if found.running else None)()
     session_errors(found)

@@ -312,3 +312,13 @@ def test_a_page_switch_keeps_pins_and_selection(open_app):
 def on_setup(at: AppTest) -> AppTest:
     at.switch_page("views/setup.py")
     return run(at)
+
+
+def test_the_end_of_a_job_is_drawn_even_if_one_rerun_is_lost(open_app):
+    at = pin_everywhere(open_app())
+    press(at, "solve")
+    found = session(at)
+    assert found.running is not None and found.running.job.wait(30)
+    assert state.poll(found) and state.poll(found)  # a lost rerun leaves the page out of date: it is asked for again
+    run(at)
+    assert not state.poll(found) and "stale" not in strip_text(at)
