@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -132,7 +134,20 @@ def test_an_engine_that_cannot_open_says_why(pool):
 
 
 def test_the_parent_imports_neither_torch_nor_streamlit_for_jobs():
-    import subprocess
-
     code = "import app.jobs, sys; print(sorted({'torch', 'streamlit', 'numba'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_opening_the_demo_imports_no_torch_into_the_server(tmp_path):
+    code = """
+import sys
+from streamlit.testing.v1 import AppTest
+at = AppTest.from_file("app/main.py", default_timeout=60).run()
+assert not at.exception and any("Plan status" in item.body for item in at.get("html"))
+print(sorted({"torch", "numba", "pulp", "highspy"} & set(sys.modules)))
+"""
+    environment = {**os.environ, "PLAN_EXPLORER_WORKSPACE": str(tmp_path), "PLAN_EXPLORER_ENGINE": ENGINE}
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root, env=environment)
+    assert done.stdout.strip() == "[]"
