@@ -23,6 +23,7 @@ CLOSE_ENOUGH = 1e-4
 
 _FIRST_STEP = 1.03
 _ACCEPTABLE = 5e-3
+_MAX_PRICES = 14
 _MEND_ORDERS = 3
 
 
@@ -105,6 +106,20 @@ class BudgetSearch:
     def value(self, choice: np.ndarray) -> float:
         lay = self.solver.layout
         return float(self.cost_us[lay.first[:-1] + choice].sum() + self.problem.edge_us(choice).sum())
+
+    def offer_small(self, choice: np.ndarray) -> None:
+        """Offer a plan with the least memory, whose time may be anything, and what mending makes of it at rising prices."""
+        self.offer(choice)
+        rng = np.random.default_rng(0)
+        everyone = np.arange(self.solver.layout.num_nodes)
+        orders = np.array([rng.permutation(everyone) for _ in range(_MEND_ORDERS)])
+        price, penalty = max(self.price, self._first_guess()), self.solver.penalty_us()
+        for factor in (64.0, 8.0, 1.0):
+            mended = choice.copy()
+            kernels.mend(
+                self.solver.layout, self.cost_us + factor * price * self.excess.num_bytes, orders, penalty, mended
+            )  # fmt: skip
+            self.offer(mended)
 
     @property
     def gap(self) -> float:
@@ -207,13 +222,13 @@ def solve_within_budget(
     window: np.ndarray | None = None,
     smallest: Callable[[], np.ndarray | None] = lambda: None,
     close_enough: float = CLOSE_ENOUGH,
-    max_prices: int = 14,
+    few_prices: int = _MAX_PRICES,
 ) -> BudgetOutcome:
     """The cheapest plan found that keeps at most `budget_bytes`, with a proven bound.
 
     `price`, `plans` and `corners` come from a similar search: start there. `smallest` makes a plan with the least memory; it is
-    called when no plan that fits has been seen. `layers` is the number of the repeated layer of each node, -1 outside. The
-    solver is left at the price with the best bound.
+    called when no plan that fits has been seen. `layers` is the number of the repeated layer of each node, -1 outside.
+    After `few_prices` an acceptable gap is enough. The solver is left at the price with the best bound.
     """
     rough = replace(effort, tolerance=max(effort.tolerance, 0.1 * close_enough))  # the price itself is off by more
     search = BudgetSearch(solver, cost_us, budget_bytes, rough, window=window, layers=layers)
@@ -223,17 +238,17 @@ def solve_within_budget(
         search.offer(plan)
     current: float | None = price
     gaps: list[float] = []
-    for tried in range(max_prices):
+    for tried in range(_MAX_PRICES):
         assert current is not None
         search.evaluate(current)
         if current == 0.0 and search.high == 0.0:  # the free optimum fits: what is left is no matter of memory
             break
         if search.best is None and tried == 0 and (small := smallest()) is not None:
-            search.offer(small)
+            search.offer_small(small)
         if search.gap > close_enough and search.high < math.inf and tried % 2 == 1:
             search.cross()
         gaps.append(search.gap)
-        if search.gap <= (TOLERANCE if current == 0.0 else close_enough) or effort.expired() or _is_stuck(gaps):
+        if search.gap <= (TOLERANCE if current == 0.0 else close_enough) or effort.expired() or _is_stuck(gaps, few_prices):
             break
         current = _step(search, current, price)
         if current is None:
@@ -247,14 +262,16 @@ def solve_within_budget(
     return search.result()
 
 
-def _is_stuck(gaps: list[float]) -> bool:
-    """Two more prices have brought nearly nothing, and the gap is acceptable."""
-    return len(gaps) > 3 and gaps[-1] <= _ACCEPTABLE and gaps[-1] > 0.85 * gaps[-3]
+def _is_stuck(gaps: list[float], few_prices: int) -> bool:
+    """The gap is acceptable, and either enough prices were tried or two more have brought nearly nothing."""
+    if gaps[-1] > _ACCEPTABLE:
+        return False
+    return len(gaps) >= few_prices or (len(gaps) > 3 and gaps[-1] > 0.85 * gaps[-3])
 
 
 def _step(search: BudgetSearch, current: float, start: float) -> float | None:
     """Near a known price take small steps until it is bracketed, then secants."""
     if start > 0.0 and (math.isinf(search.high) or search.low == 0.0):
-        factor = _FIRST_STEP ** (1 if 1 / 1.2 < current / start < 1.2 else 8)
+        factor = _FIRST_STEP if 1 / 1.1 < current / start < 1.1 else 2.0
         return current * factor if math.isinf(search.high) else current / factor
     return search.next_price(current)

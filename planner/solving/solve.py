@@ -222,7 +222,7 @@ class Solver:
             window=start.window,
             smallest=smallest,
             close_enough=max(_CLOSE_ENOUGH_PINNED, 1.3 * start.gap) if again else CLOSE_ENOUGH,
-            max_prices=_PRICES_PINNED if again else _PRICES,
+            few_prices=_PRICES_PINNED if again else _PRICES,
         )
 
     # ---- with pins ------------------------------------------------------------------------------------------------
