@@ -98,6 +98,14 @@ def test_wrong_usage_is_one_sentence_and_exit_code_2(llama: Model, bench: Workbe
         assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
+def test_small_sizes_that_do_not_split_over_the_mesh_are_checked_on_parts_of_it(llama: Model) -> None:
+    """Key-value heads: 8 at full size, 4 at tiny size; a plan that splits them over 2 x 2 x 2 devices is legal."""
+    plan = any_plan(llama.bench("dp=2,cp=2,tp=2"), 5)
+    report = verified(llama, plan)
+    assert report["numbers"]["check"]["mesh"].count(";") >= 2
+
+
 def test_a_plan_read_from_another_model_is_refused(llama: Model, bench: Workbench) -> None:
     plan = replace(optimum(bench), structure_fingerprint="0" * 16)
     with pytest.raises(ExportError, match="another model"):
