@@ -17,14 +17,28 @@ from planner.strategy import Strategies, StrategySpace
 from planner.tracing.trace import trace
 from tests.oracles.simulated_shards import F64, bind, devices, join, run_local, split
 
-MESHES = ("tp=2", "dp=2,tp=2")
-MOST_PER_OP = 60
+MESHES = ("tp=2", "dp=2,tp=2", "a=2,b=2,c=2")
+MOST_PER_OP = 100
 """Strategies tried per op; more are drawn at random with a fixed seed."""
 
 
+SMALL = """
+import torch
+from sample_models.llama3 import Config, Llama3
+
+def small():
+    config = Config(dim=16, layers=1, heads=8, kv_heads=4, ffn=24, vocab=32, batch=4, seq=8)
+    tokens = torch.zeros(config.batch, config.seq, dtype=torch.int64)
+    return Llama3(config), (tokens, torch.zeros_like(tokens))
+"""
+
+
 @pytest.fixture(scope="module")
-def graph() -> JointGraph:
-    return trace(ModelRequest(model="llama3-tiny", layers=1, size="tiny", precision="as-traced"))
+def graph(tmp_path_factory: pytest.TempPathFactory) -> JointGraph:
+    """A Llama whose dims all divide by 4, as small as can be: every op is run some thousand times."""
+    path = tmp_path_factory.mktemp("model") / "small.py"
+    path.write_text(SMALL)
+    return trace(ModelRequest(model=f"{path}:small", precision="as-traced"))
 
 
 def _operands(space: StrategySpace, node: int, generator: torch.Generator) -> list[torch.Tensor]:
