@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +64,18 @@ def trace(request: ModelRequest) -> JointGraph:
     graph = assemble(draft, request, parameters=loaded.parameters, inputs=inputs, symbols=symbols, class_name=name)
     graph.check()
     return graph
+
+
+@contextmanager
+def _garbage_collection_paused() -> Iterator[None]:
+    """Capture makes millions of objects that all stay alive until it ends; collecting in between took 15 % of a deep trace."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def load_model(factory: Factory, request: ModelRequest) -> LoadedModel:
