@@ -220,7 +220,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
 
 def summary(plan: Plan) -> str:
     report = plan.report
-    proof = "proved optimal" if report.status == "optimal" else f"{report.status}, within {report.gap:.2%} of the bound"
+    proof = "proved optimal" if report.status == "optimal" else f"{report.status}, within {100 * report.gap:.2g} % of the bound"
     lines = [
         f"plan {plan.plan_id}: {plan.request.model} on {plan.mesh}, {plan.hardware_name}, {proof} ({report.method})",
         f"  step time {format_ms(plan.objective_us)} (serial, no overlap) = compute {format_ms(plan.compute_us)}"
