@@ -9,8 +9,9 @@ import streamlit as st
 from app import state
 from app.components import markup
 from app.components.markup import plain
-from app.view_models import changes, export_report, inspector
+from app.view_models import changes, inspector
 from app.views import pin_panel
+from planner import report_lines
 
 PANES = ("Inspect", "Changes", "Export")
 
@@ -99,6 +100,6 @@ def _exported(result: Any, plan_id: str) -> None:
             "Download plan", result.plan_json, "train.plan.json", "application/json", key="download_plan", on_click="ignore"
         )
     st.markdown("**Checks**")
-    st.html(markup.lines(export_report.lines(result.report)))
+    st.html(markup.lines(report_lines(result.report)))
     with st.expander(f"First lines (plan {plan_id[:7]})"):
         st.code("\n".join(result.script.splitlines()[:40]), language="python")

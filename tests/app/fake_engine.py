@@ -50,5 +50,5 @@ class FakeEngine:
         return SimpleNamespace(
             script="print('train')\n",
             plan_json=plan.dumps(),
-            report={"passed": True, "dry_run": ["dry-run rank 0/64: fine -> PASS"]},
+            report={"passed": True, "dry_run": ["dry-run rank 0/64: fine -> PASS"], "seconds": 1.0, "not_run": "real GPUs"},
         )

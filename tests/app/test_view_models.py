@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from app.components import markup
-from app.view_models import changes, export_report, inspector, pins, setup_form, status
+from app.view_models import changes, inspector, pins, setup_form, status
 from app.view_models.pins import PinHistory
 from app.view_models.setup_form import SetupForm
 from planner import InvalidConstraintError, ModelRequest, Pin, PlanRequest, resolve
@@ -187,18 +187,6 @@ def test_the_form_of_a_plan_asks_for_that_plan():
 def test_other_sizes_need_a_new_trace():
     request = PlanRequest(model=ModelRequest(model="llama3-tiny", batch=8), mesh=Mesh.parse("dp=8"))
     assert setup_form.stages_to_run(request, PLAN)[0] == "trace"
-
-
-# ---- the report of an export --------------------------------------------------------------------------------------------
-
-
-def test_the_report_says_what_was_compared_and_what_was_not_run():
-    numbers = {"mesh": "2, 2", "loss": 5.0, "loss_difference": 1e-7, "gradients": 21, "largest_error": 2e-6, "counts": "equal"}
-    report = {"passed": True, "dry_run": ["dry-run rank 0/64: ok -> PASS"], "numbers": {"reference": numbers}, "not_run": "NCCL"}
-    text = "\n".join(export_report.lines(report))
-    assert "ok -> PASS" in text and "against the model itself" in text and "21 gradients" in text and "NCCL" in text
-    assert export_report.lines({"passed": None}) == ("Not checked.",)
-    assert "too large" in "\n".join(export_report.lines({"passed": True, "numbers": "too large"}))
 
 
 # ---- markup -------------------------------------------------------------------------------------------------------------
