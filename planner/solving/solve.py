@@ -17,13 +17,14 @@ import numpy as np
 from planner.constraint import Constraint, Pin
 from planner.cost import CostTable
 from planner.errors import InfeasibleError, SolverError
-from planner.graph import TensorRef, layer_of
+from planner.graph import TensorRef
 from planner.plan import SolveReport
 from planner.solving import message_passing
 from planner.solving.budget import CLOSE_ENOUGH, BudgetOutcome, solve_within_budget
 from planner.solving.conflicts import explain_budget, explain_placements, has_plan, living
 from planner.solving.consistency import make_consistent
 from planner.solving.core import solve_core
+from planner.solving.folding import OUTSIDE, Places, fold
 from planner.solving.kernels import Messages
 from planner.solving.least_memory import least_memory
 from planner.solving.message_passing import TOLERANCE, Effort, MessagePassing, Outcome
@@ -122,7 +123,9 @@ class Solver:
         self._passing = MessagePassing(self.problem)
         self._fresh = self._passing.save()
         self._bases: dict[tuple[Constraint, ...], _Base] = {}
-        self._layer = _layers_of(costs, self.problem)
+        places = Places.of(costs, self.problem)
+        self._layer = places.layer
+        self._folding = fold(self.problem, places)
 
     def warm_up(self) -> float:
         """Compile all loops. -> seconds it took"""
@@ -185,21 +188,24 @@ class Solver:
         cost = np.where(alive, self.problem.unary_us, np.inf)
         budget = tightest_budget(run.restrictions)
         limit = None if budget is None else budget.budget_bytes
-        if limit is None:
-            self._passing.set_costs(cost)
-            found = BudgetOutcome(self._passing.run(start.effort, start.plan, start.window))
-        else:
-            found = self._within(cost, limit, run, start)
+        found = BudgetOutcome(self._from(cost, start)) if limit is None else self._within(cost, limit, run, start)
         run.tell(found.outcome, "message passing")
         outcome, method = self._finish(found, alive, limit, run)
         return replace(found, outcome=outcome), method
+
+    def _from(self, cost: np.ndarray, start: _Start) -> Outcome:
+        """Message passing at these prices; without a plan to begin with, from a shallow model of the same layers."""
+        self._passing.set_costs(cost)
+        plan = start.plan
+        if plan is None and self._folding is not None:
+            plan = self._folding.start(self._passing, start.effort)
+        return self._passing.run(start.effort, plan, start.window)
 
     def _within(self, cost: np.ndarray, limit: int, run: _Run, start: _Start) -> BudgetOutcome:
         """As `_search` under a memory budget: without it first, unless a price per byte is known."""
         corners, again = start.corners, start.price > 0.0
         if not again:
-            self._passing.set_costs(cost)
-            free = self._passing.run(start.effort, start.plan, start.window)
+            free = self._from(cost, start)
             if math.isfinite(free.value_us) and self.problem.used_bytes(free.choice) <= limit:
                 return BudgetOutcome(free)
             corners = (free.choice,) if math.isfinite(free.value_us) else ()
@@ -264,7 +270,7 @@ class Solver:
         """Nodes of the layers around the pins; None if the pins are not in a few layers."""
         pinned = [node for r in restrictions if isinstance(r.constraint, Pin) for node in r.masks]
         layers = {int(self._layer[node]) for node in pinned}
-        if -1 in layers or len(layers) > 3 or not layers:
+        if OUTSIDE in layers or len(layers) > 3 or not layers:
             return None
         near = {layer + step for layer in layers for step in (-1, 0, 1)}
         return np.isin(self._layer, sorted(near))
@@ -332,17 +338,3 @@ class Solver:
             seconds=seconds,
         )
         return Solution(strategy=chosen, shared=shared, report=report, used_bytes=self.problem.used_bytes(outcome.choice))
-
-
-def _layers_of(costs: CostTable, problem: PairwiseProblem) -> np.ndarray:
-    """int64 [problem nodes]: number of the repeated layer, -1 outside of layers. Leaves and shared placements go with their
-    name and their producer."""
-    layers = np.full(problem.layout.num_nodes, -1, np.int64)
-    of_graph_node = []
-    for index, node in enumerate(costs.space.graph.nodes):
-        layer = layer_of(node.module or node.key.partition(":")[2])
-        of_graph_node.append(-1 if layer is None else layer)
-        layers[problem.node_of[index]] = of_graph_node[-1]
-    for (ref, _), node_number in problem.shared_of.items():
-        layers[node_number] = of_graph_node[ref.node]
-    return layers
