@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.exporting.blocks import wrapped
-from planner.exporting.lower import Block, BlockKey, Program, Value
+from planner.exporting.lower import Block, Program, Value
+from planner.exporting.segments import BlockKey
 from planner.graph import BACKWARD, FORWARD, TensorRef, layer_of
 
 INDENT = " " * 8

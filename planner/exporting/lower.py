@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from planner.errors import ExportError
-from planner.graph import BACKWARD, FORWARD, JointGraph, Node, Parameter, TensorRef, layer_of
+from planner.exporting.segments import BlockKey, assign_blocks, position
+from planner.graph import BACKWARD, FORWARD, JointGraph, Node, Parameter, TensorRef
 from planner.placement import Placements, text
 from planner.plan import Choice, Plan, Redistribution
 
@@ -26,13 +27,6 @@ class Value(NamedTuple):
 
     ref: TensorRef
     moved: int | None = None
-
-
-class BlockKey(NamedTuple):
-    """Phase and number: -1 before the layers, 0.. the layers, `num_layers` after them."""
-
-    phase: str
-    number: int
 
 
 @dataclass(frozen=True)
@@ -241,12 +235,12 @@ class _Lowering:
                 self.move_home[number] = first[1]
 
     def _rank(self, key: BlockKey) -> tuple[int, BlockKey]:
-        return _position(key), key
+        return position(key), key
 
     # ---- statements -------------------------------------------------------------------------------------------------
     def _ordered_nodes(self) -> dict[BlockKey, list[int]]:
         """Blocks in execution order, each with its nodes in topological order."""
-        nodes = sorted(self.home, key=lambda n: (self.home[n].phase == BACKWARD, _position(self.home[n]), n))
+        nodes = sorted(self.home, key=lambda n: (self.home[n].phase == BACKWARD, position(self.home[n]), n))
         order: dict[BlockKey, list[int]] = {}
         for node in nodes:
             order.setdefault(self.home[node], []).append(node)
@@ -365,75 +359,3 @@ def _reads(statements: tuple[Statement, ...]) -> dict[Value, None]:
         else:
             reads.update((value, None) for value in statement.operands if value is not None)
     return reads
-
-
-def _position(key: BlockKey) -> int:
-    return key.number if key.phase == FORWARD else -key.number
-
-
-def assign_blocks(graph: JointGraph, num_layers: int) -> dict[int, BlockKey]:
-    """Op and output nodes -> block. No node is placed before a block that makes one of its operands."""
-    home: dict[int, BlockKey] = {}
-    for phase in (FORWARD, BACKWARD):
-        nodes = [n for n, node in enumerate(graph.nodes) if node.phase == phase and node.kind in ("op", "output")]
-        order = _Order(graph, phase, num_layers)
-        label = order.by_module(nodes)
-        order.follow_users(nodes, label)
-        order.respect_operands(nodes, label)
-        home.update({n: BlockKey(phase, label[n]) for n in nodes})
-    return home
-
-
-@dataclass(frozen=True)
-class _Order:
-    graph: JointGraph
-    phase: str
-    num_layers: int
-
-    @property
-    def direction(self) -> int:
-        return 1 if self.phase == FORWARD else -1
-
-    def by_module(self, nodes: list[int]) -> dict[int, int]:
-        """Layer of the node's module; outside the layers by position: before the first, after the last, else the current."""
-        layers = [layer_of(self.graph.nodes[n].module) for n in nodes]
-        inside = [at for at, layer in enumerate(layers) if layer is not None]
-        first, last = (inside[0], inside[-1]) if inside else (len(nodes), -1)
-        early, late = (-1, self.num_layers) if self.phase == FORWARD else (self.num_layers, -1)
-        label: dict[int, int] = {}
-        current = early
-        for at, (n, layer) in enumerate(zip(nodes, layers, strict=True)):
-            current = layer if layer is not None else early if at < first else late if at > last else current
-            label[n] = current
-        return label
-
-    def follow_users(self, nodes: list[int], label: dict[int, int]) -> None:
-        """Parameter-only chains without a layer of their own go to their first user, gradient-only chains to their producer."""
-        graph, inside = self.graph, set(nodes)
-        only_parameters: dict[int, bool] = {}
-        for n in nodes:
-            operands = graph.nodes[n].operands
-            only_parameters[n] = bool(operands) and all(
-                only_parameters.get(ref.node, graph.nodes[ref.node].kind == "param") for ref in operands
-            )
-        for n in reversed(nodes):
-            if only_parameters[n] and layer_of(graph.nodes[n].module) is None:
-                users = [
-                    label[user]
-                    for output in range(len(graph.nodes[n].outputs))
-                    for user, _ in graph.users.get(TensorRef(n, output), ())
-                    if user in inside
-                ]
-                if users:
-                    label[n] = min(users, key=lambda index: index * self.direction)
-        if self.phase == BACKWARD:
-            for n in nodes:
-                made = [label[ref.node] for ref in graph.nodes[n].operands if ref.node in inside]
-                if made and not graph.nodes[n].module and not only_parameters[n]:
-                    label[n] = max(made, key=lambda index: index * self.direction)
-
-    def respect_operands(self, nodes: list[int], label: dict[int, int]) -> None:
-        inside = set(nodes)
-        for n in nodes:
-            made = [label[ref.node] for ref in self.graph.nodes[n].operands if ref.node in inside]
-            label[n] = max([label[n], *made], key=lambda index: index * self.direction)

@@ -16,8 +16,9 @@ from importlib.resources import files
 from planner.errors import ExportError
 from planner.exporting.blocks import BlockWriter, Function, Layouts, TinyNodes, call_lines, layout_lines, quoted, wrapped
 from planner.exporting.driver import Driver
-from planner.exporting.lower import BlockKey, Program, lower
+from planner.exporting.lower import Program, lower
 from planner.exporting.ops import dtype_text
+from planner.exporting.segments import BlockKey
 from planner.exporting.symbols import Sizes, axis_variables
 from planner.graph import BACKWARD, FORWARD, JointGraph, Parameter, TensorRef, layer_of, without_layer
 from planner.placement import Placements, Shard, identifier

@@ -55,25 +55,6 @@ class Export:
     plan_json: str
     report: dict[str, Any]
 
-    @property
-    def report_lines(self) -> tuple[str, ...]:
-        """The report as short sentences."""
-        if self.report["passed"] is None:
-            return ("not verified; run the file's --dry-run and --check",)
-        lines = list(self.report["dry_run"])
-        numbers = self.report["numbers"]
-        if isinstance(numbers, str):
-            lines.append(f"numbers {numbers}")
-        else:
-            for what, against in (("check", "its own run on one rank"), ("reference", "the user's module")):
-                found = numbers[what]
-                lines.append(
-                    f"mesh ({found['mesh']}) on threads, fp32, against {against}: loss {found['loss']}, {found['gradients']} "
-                    f"gradients, largest relative error {found['largest_error']:.1e} ({found['worst_parameter']}), "
-                    f"counts {found['counts']}"
-                )
-        return (*lines, f"verified in {self.report['seconds']} s; not run: {self.report['not_run']}")
-
 
 def export_verified(
     plan: Plan,
