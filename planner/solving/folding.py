@@ -154,8 +154,7 @@ def _copy_messages(edge_from: np.ndarray, shallow: MessagePassing, whole: Messag
         target, origin = slice(at[edge], at[edge + 1]), slice(source_at[source], source_at[source + 1])
         whole.messages.forward[target] = shallow.messages.forward[origin]
         whole.messages.backward[target] = shallow.messages.backward[origin]
-    for stale in (whole.messages.stale_forward, whole.messages.stale_backward, whole.messages.stale_choice):
-        stale[:] = True
+    whole.mark_stale()
 
 
 EdgeName = tuple[int, int, int, int, int]

@@ -54,37 +54,39 @@ def _transform(h, old, at, table, base, n, msg):
     """msg[q] = min_p h[p] - old[at + p] + table[p, q]; h is `inf` where no living strategy has placement p. The table is a
     shortest-path closure, so a p that is already reached more cheaply (msg[p] <= h[p]) is exact to skip."""
     best = -1
+    before, new = old[at : at + n], msg[:n]  # slices let the compiler use vector instructions
     for p in range(n):
         if h[p] < np.inf:
-            h[p] -= old[at + p]
+            h[p] -= before[p]
             if best < 0 or h[p] < h[best]:
                 best = p
-    row = base + best * n
+    w, row = h[best], table[base + best * n : base + best * n + n]
     for q in range(n):
-        msg[q] = h[best] + table[row + q]
+        new[q] = w + row[q]
     for p in range(n):
-        if h[p] < msg[p]:
-            w, row = h[p], base + p * n
+        if h[p] < new[p]:
+            w, row = h[p], table[base + p * n : base + p * n + n]
             for q in range(n):
-                msg[q] = min(msg[q], w + table[row + q])
+                new[q] = min(new[q], w + row[q])
 
 
 @numba.njit(cache=True)
 def _store(messages, at, n, msg, eps):
     """Write the message, normalised to minimum 0, if some entry moved by more than eps. -> (moved, constant for the bound).
     An old message may stay if the constant is lowered so that old + constant <= new everywhere."""
-    low = msg[0]
+    new, old = msg[:n], messages[at : at + n]
+    low = new[0]
     for q in range(1, n):
-        low = min(low, msg[q])
-    moved, slack = False, 0.0
+        low = min(low, new[q])
+    most, slack = 0.0, 0.0
     for q in range(n):
-        change = min(msg[q] - low, MESSAGE_LIMIT) - messages[at + q]
-        moved |= abs(change) > eps
+        change = min(new[q] - low, MESSAGE_LIMIT) - old[q]
+        most = max(most, change)
         slack = min(slack, change)
-    if not moved:
+    if most <= eps and slack >= -eps:
         return False, low + slack
     for q in range(n):
-        messages[at + q] = min(msg[q] - low, MESSAGE_LIMIT)
+        old[q] = min(new[q] - low, MESSAGE_LIMIT)
     return True, low
 
 
@@ -93,18 +95,19 @@ def _gather(lay, cost, m, i, d):
     """d[s] = cost of strategy s of node i + all messages into i. -> number of strategies"""
     start = lay.first[i]
     k = lay.first[i + 1] - start
+    own, total = cost[start : start + k], d[:k]
     for s in range(k):
-        d[s] = cost[start + s]
+        total[s] = own[s]
     for c in range(lay.out_at[i], lay.out_at[i + 1]):
         e = lay.out_edge[c]
-        at, port = lay.message_at[e], lay.port_u[e]
+        message, port = m.backward[lay.message_at[e] : lay.message_at[e + 1]], lay.pool[lay.port_u[e] : lay.port_u[e] + k]
         for s in range(k):
-            d[s] += m.backward[at + lay.pool[port + s]]
+            total[s] += message[port[s]]
     for c in range(lay.in_at[i], lay.in_at[i + 1]):
         e = lay.in_edge[c]
-        at, port = lay.message_at[e], lay.port_v[e]
+        message, port = m.forward[lay.message_at[e] : lay.message_at[e + 1]], lay.pool[lay.port_v[e] : lay.port_v[e] + k]
         for s in range(k):
-            d[s] += m.forward[at + lay.pool[port + s]]
+            total[s] += message[port[s]]
     return k
 
 
@@ -117,11 +120,12 @@ def _share(lay, i):
 @numba.njit(cache=True)
 def _spread(pool, port, d, k, g, h, n):
     """h[p] = min over strategies at placement p of g * d."""
+    least, numbers, price = h[:n], pool[port : port + k], d[:k]
     for p in range(n):
-        h[p] = np.inf
+        least[p] = np.inf
     for s in range(k):
-        p = pool[port + s]
-        h[p] = min(h[p], g * d[s])
+        p = numbers[s]
+        least[p] = min(least[p], g * price[s])
 
 
 @numba.njit(cache=True)
@@ -130,20 +134,21 @@ def _price_row(lay, e, from_u, fixed, penalty, d, k):
     t = lay.edge_table[e]
     n, base = lay.table_size[t], lay.table_at[t]
     if from_u:
-        row, port = base + lay.pool[lay.port_u[e] + fixed] * n, lay.port_v[e]
-        for s in range(k):
-            d[s] += min(penalty, lay.table[row + lay.pool[port + s]])
+        at = base + lay.pool[lay.port_u[e] + fixed] * n
+        row, port = lay.table[at : at + n], lay.pool[lay.port_v[e] : lay.port_v[e] + k]
     else:
-        row, port = base + lay.pool[lay.port_v[e] + fixed] * n, lay.port_u[e]
-        for s in range(k):
-            d[s] += min(penalty, lay.table_transposed[row + lay.pool[port + s]])
+        at = base + lay.pool[lay.port_v[e] + fixed] * n
+        row, port = lay.table_transposed[at : at + n], lay.pool[lay.port_u[e] : lay.port_u[e] + k]
+    total = d[:k]
+    for s in range(k):
+        total[s] += min(penalty, row[port[s]])
 
 
 @numba.njit(cache=True)
 def _argmin(d, k):
-    best = 0
+    best, values = 0, d[:k]
     for s in range(1, k):
-        if d[s] < d[best]:
+        if values[s] < values[best]:
             best = s
     return best
 

@@ -23,6 +23,7 @@ TOLERANCE = 1e-6
 _SETTLED_US = 1e-9
 _MEND_ORDERS = 3
 _WINDOW_SWEEPS = 4
+_LEAP_SWEEPS = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +109,11 @@ class MessagePassing:
         for stale in (self.messages.stale_forward, self.messages.stale_backward, self.messages.stale_choice):
             stale[touched] = True
 
+    def mark_stale(self) -> None:
+        """Everything is to be computed again: messages were changed from outside."""
+        for stale in (self.messages.stale_forward, self.messages.stale_backward, self.messages.stale_choice):
+            stale[:] = True
+
     def run(self, effort: Effort, start: np.ndarray | None = None, window: np.ndarray | None = None) -> Outcome:
         """Sweep, decode and mend until proved, stuck or out of time.
 
@@ -125,14 +131,16 @@ class MessagePassing:
         if start is not None:
             kernels.mend(lay, self.cost_us, _orders(rng, members), penalty, best)
             value = kernels.value_of(lay, self.cost_us, best)
+        leap = _Leap(self) if window is None and effort.round_sweeps > 2 * _LEAP_SWEEPS else None
         while done < effort.max_sweeps and not effort.expired():
             if window is not None:
                 self._settle(window, effort.eps_us)
             active = everyone if window is None or done >= effort.local_sweeps else window
             count = min(effort.round_sweeps, effort.max_sweeps - done)
-            found_value, found_bound, swept = kernels.sweeps(
-                lay, self.cost_us, self.messages, active, count, effort.tolerance, effort.eps_us, penalty, found
-            )
+            if leap is not None and rounds > 0 and count > 2 * _LEAP_SWEEPS:
+                found_value, found_bound, swept = leap.round(effort, count, penalty, found)
+            else:
+                found_value, found_bound, swept = self.sweep(effort, active, count, penalty, found)
             done += swept
             before = value, bound
             bound = max(bound, found_bound)
@@ -152,6 +160,14 @@ class MessagePassing:
         if not effort.suffices(value, bound) and not effort.expired():
             value = self._mend(best, value, penalty, _orders(rng, members))
         return Outcome(best, value, min(bound, value), done)
+
+    def sweep(
+        self, effort: Effort, active: np.ndarray, count: int, penalty: float, found: np.ndarray
+    ) -> tuple[float, float, int]:
+        """Up to `count` sweeps; the best plan of them goes into `found`. -> its value, the bound, sweeps done"""
+        return kernels.sweeps(
+            self.layout, self.cost_us, self.messages, active, count, effort.tolerance, effort.eps_us, penalty, found
+        )  # type: ignore[no-any-return]
 
     def _settle(self, window: np.ndarray, eps_us: float) -> None:
         """Pass messages among the nodes of the window only. Gives no bound."""
@@ -187,6 +203,39 @@ class MessagePassing:
         least = np.minimum.reduceat(finite, self.layout.first[:-1])
         tables = self.layout.table[np.isfinite(self.layout.table)]
         return 100.0 * (float(np.abs(least[np.isfinite(least)]).sum()) + float(tables.max(initial=1.0)))
+
+
+class _Leap:
+    """Rounds of sweeps with a leap: messages often drift at a steady pace for many sweeps, so they are moved on by a multiple of
+    what the last sweeps moved them. Bounds hold for any messages; a leap that does not raise the bound is taken back."""
+
+    def __init__(self, passing: MessagePassing) -> None:
+        self.passing = passing
+        self.everyone = np.ones(passing.layout.num_nodes, np.bool_)
+        self.length = 2.0
+
+    def round(self, effort: Effort, count: int, penalty: float, found: np.ndarray) -> tuple[float, float, int]:
+        """As `MessagePassing.sweep`."""
+        passing, messages = self.passing, self.passing.messages
+        before = messages.forward.copy(), messages.backward.copy()
+        value, bound, swept = passing.sweep(effort, self.everyone, count - _LEAP_SWEEPS, penalty, found)
+        if swept < count - _LEAP_SWEEPS or effort.suffices(value, bound):
+            return value, bound, swept
+        here, saved = passing.bound_now(), messages.copy()
+        messages.forward[:] += self.length * (messages.forward - before[0])
+        messages.backward[:] += self.length * (messages.backward - before[1])
+        passing.mark_stale()
+        other = np.zeros_like(found)
+        leapt_value, leapt_bound, more = passing.sweep(effort, self.everyone, _LEAP_SWEEPS, penalty, other)
+        if leapt_value < value:
+            found[:], value = other, leapt_value
+        if passing.bound_now() > here:
+            self.length *= 2.0
+        else:
+            messages.restore(saved)
+            self.length = max(1.0, self.length / 2.0)
+        full = count if more == _LEAP_SWEEPS else swept + more
+        return value, max(bound, leapt_bound), full
 
 
 def _orders(rng: np.random.Generator, members: np.ndarray) -> np.ndarray:
