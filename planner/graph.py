@@ -176,6 +176,7 @@ class JointGraph:
     Attributes:
         symbols: named sizes of the model (`B`, `S`, `D`, ...) as the model states them; used to write readable shapes.
         loss: the scalar tensor that training minimises; a node of kind `output` (`output:loss`) reads it.
+        stand_in_loss: the model returns tensors and no loss; `loss` is the sum of squares of those that need gradients.
         class_name: import path of the model's class, for the reader of an exported file.
     """
 
@@ -186,6 +187,7 @@ class JointGraph:
     loss: TensorRef
     symbols: tuple[tuple[str, int], ...] = ()
     class_name: str = ""
+    stand_in_loss: bool = False
 
     # ---- look-ups -------------------------------------------------------------------------------------------------
     @cached_property
@@ -281,6 +283,7 @@ class JointGraph:
             "schema": GRAPH_SCHEMA,
             "request": self.request.to_json(),
             "class_name": self.class_name,
+            "stand_in_loss": self.stand_in_loss,
             "symbols": [list(pair) for pair in self.symbols],
             "loss": list(self.loss),
             "inputs": [[i.node, i.name, i.batch_dim, i.high] for i in self.inputs],
@@ -304,6 +307,7 @@ class JointGraph:
             return cls(
                 request=ModelRequest.from_json(data["request"]),
                 class_name=data["class_name"],
+                stand_in_loss=data.get("stand_in_loss", False),
                 symbols=tuple((name, int(value)) for name, value in data["symbols"]),
                 loss=TensorRef(*data["loss"]),
                 inputs=tuple(Input(node=n, name=name, batch_dim=d, high=h) for n, name, d, h in data["inputs"]),

@@ -293,6 +293,14 @@ def _cat(site: Site) -> str:
     return call("torch.cat", site)
 
 
+@lowering("aten.stack.default")
+def _stack(site: Site) -> str:
+    dim = (site.number(site.node.args[1]) if len(site.node.args) > 1 else 0) % len(site.node.outputs[0].shape)  # type: ignore[union-attr]
+    if site.axes(site.out, dim):
+        raise site.error(f"it stacks along dim {dim}, which is split")
+    return call("torch.stack", site)
+
+
 @lowering("aten.slice_scatter.default", "aten.select_scatter.default")
 def _scatter_part(site: Site) -> str:
     dim = (site.number(site.node.args[2]) if len(site.node.args) > 2 else 0) % len(site.inputs[0].shape)

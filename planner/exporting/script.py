@@ -187,6 +187,7 @@ class _Script:
             f"Training step of plan {plan.plan_id}. Needs PyTorch {TORCH_VERSION}x and nothing else.",
             "",
             f"model      {_plain(request.model)} ({asked}); {_plain(graph.class_name) or 'class not recorded'}",
+            *([_STAND_IN_LOSS] if graph.stand_in_loss else []),
             f"inputs     {shapes}",
             f"mesh       {plan.mesh}, {plan.mesh.num_devices} devices ({_plain(plan.hardware_name)})",
             f"predicted  {format_ms(plan.objective_us)} per step (serial, no overlap): compute {format_ms(plan.compute_us)}, "
@@ -299,6 +300,8 @@ class _Script:
 
 
 _BLOCKS_TITLE = "# ---- the planned computation: pieces in, pieces out; a comment gives each result's layout\n"
+
+_STAND_IN_LOSS = "loss       stand-in loss: sum of squares of the outputs that need gradients; the model returns no loss"
 
 _COMMANDS = """
 verify     python train.py --dry-run     full sizes, fake tensors, fake process group: shapes and collectives as planned

@@ -37,6 +37,7 @@ def assemble(
     inputs: Sequence[tuple[int, str, int | None, int | None]],
     symbols: Mapping[str, int],
     class_name: str,
+    stand_in_loss: bool = False,
 ) -> JointGraph:
     """`inputs`: (position in the flattened call, name, batch dim, bound of values) in the order to list them."""
     leaves, found = _leaves(draft, parameters, inputs)
@@ -70,6 +71,7 @@ def assemble(
         loss=ref(draft.loss),
         symbols=tuple(symbols.items()),
         class_name=class_name,
+        stand_in_loss=stand_in_loss,
     )  # fmt: skip
 
 

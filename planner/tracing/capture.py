@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 
 from planner import torch_compat
 from planner.tracing import decompositions, einsum
+from planner.tracing.loss import STAND_IN, WithLoss
 
 LOW_PRECISION = torch.bfloat16
 _WIDE = (torch.float32, torch.float64, torch.float16)
@@ -22,10 +23,11 @@ _WIDE = (torch.float32, torch.float64, torch.float16)
 
 @dataclass(frozen=True, kw_only=True)
 class Captured:
-    """A joint graph, and whether the user switched gradients off somewhere in forward."""
+    """A joint graph, whether the user switched gradients off somewhere in forward, and whether its loss is the stand-in."""
 
     module: fx.GraphModule
     has_no_grad_region: bool
+    has_stand_in_loss: bool
 
 
 def capture_joint(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, precision: str) -> Captured:
@@ -34,6 +36,7 @@ def capture_joint(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     In `bf16-mixed` the module runs with bf16 parameters, buffers and inputs; stored are the originals, and the casts between
     are part of the graph.
     """
+    module = WithLoss(module)
     mode = torch_compat.fake_tensor_mode()
     mixed = precision == "bf16-mixed"
     originals = make_fake(module, mode, low=mixed)
@@ -48,7 +51,8 @@ def capture_joint(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         cast_inputs(captured, args, kwargs)
     no_grad = any(torch_compat.switches_gradients(node.target) for node in captured.graph.nodes)
     joint = torch_compat.export_joint(captured, args, kwargs, decompositions.table())
-    return Captured(module=joint, has_no_grad_region=no_grad)
+    stand_in = any(STAND_IN in path for node in captured.graph.nodes for path in torch_compat.module_stack(node))
+    return Captured(module=joint, has_no_grad_region=no_grad, has_stand_in_loss=stand_in)
 
 
 def make_fake(module: nn.Module, mode: Any, *, low: bool) -> dict[int, Tensor]:

@@ -18,6 +18,7 @@ from planner import torch_compat
 from planner.errors import TraceError, UnsupportedOpError
 from planner.graph import BACKWARD, FORWARD, DtypeRef, OperandRef, TensorMeta
 from planner.tracing.locate import source_line
+from planner.tracing.loss import user_name
 
 aten = torch.ops.aten
 
@@ -100,10 +101,10 @@ def _read_leaf(node: fx.Node, draft: JointDraft) -> Draft:
     kind, what = torch_compat.placeholder_role(node)
     leaf = Draft(op=kind, kind=kind, phase=BACKWARD if kind == "tangent" else FORWARD, outputs=_metas(node))
     if kind == "param":
-        leaf.label = what
+        leaf.label = user_name(what)
         draft.parameters[leaf.label] = leaf
     elif kind == "buffer":
-        leaf.label = what
+        leaf.label = user_name(what)
         draft.buffers[leaf.label] = leaf
     elif kind == "input":
         draft.inputs[what] = leaf
@@ -205,28 +206,19 @@ def _read_outputs(graph: fx.Graph, where: dict[fx.Node, Use], draft: JointDraft)
     outputs: list[fx.Node | None] = []
     for kind, what, node in torch_compat.joint_outputs(graph):
         if kind == "mutation":
-            name, source = str(what), source_line(node.meta.get("stack_trace") or "") if node else ""
+            name, source = user_name(str(what)), source_line(node.meta.get("stack_trace") or "") if node else ""
             raise UnsupportedOpError(
                 f"forward changes the buffer {name} in place" + (f" ({source})" if source else ""),
                 op="copy_", module=name.rpartition(".")[0], source=source,
                 hint="Changing buffers during a step is not supported; put the module into a mode without running statistics.",
             )  # fmt: skip
         if kind == "gradient" and node is not None:
-            draft.gradients[what] = where[node]
+            draft.gradients[user_name(what)] = where[node]
         elif kind == "output":
             outputs.append(node)
-    metas = [_metas(node)[0] if node is not None else None for node in outputs]
-    if len(outputs) != 1 or metas[0] is None or metas[0].shape != () or not metas[0].is_floating:
-        raise TraceError(
-            f"the model returns {_describe(metas)}; it has to return one scalar floating-point loss",
-            hint="Compute the loss inside forward, for example F.cross_entropy(...), and return it alone.",
-        )
-    assert outputs[0] is not None
-    draft.loss = where[outputs[0]]
-
-
-def _describe(metas: Sequence[TensorMeta | None]) -> str:
-    return ", ".join(str(meta) if meta is not None else "None" for meta in metas) or "nothing"
+    (loss,) = outputs
+    assert loss is not None and _metas(loss)[0] is not None, "what is captured returns one scalar, see planner.tracing.loss"
+    draft.loss = where[loss]
 
 
 def _refuse_unsupported(node: fx.Node) -> None:
@@ -295,7 +287,7 @@ def normal_path(raw: str) -> str:
     while (changed := _GETATTR.sub(r"\1.\2", path)) != path:
         path = changed
     path = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path)
-    return path.replace("_modules.", "").removeprefix("L.self").lstrip(".")
+    return user_name(path.replace("_modules.", "").removeprefix("L.self").lstrip("."))
 
 
 def module_path(node: fx.Node) -> str:

@@ -1,8 +1,8 @@
 """Which operators are broken into simpler ones, so that a few rules cover many models.
 
 Chosen so that the loss can be split along the vocabulary (softmax as amax, sub, exp, sum, log), a mean is `sum / count` (a
-pending mean would be wrong for a batch shard unless scaled), and rotary halves are slices. Attention, embedding and its
-backward, silu and products stay whole: they have rules and prices of their own.
+pending mean would be wrong for a batch shard unless scaled), a variance is two such sums, and rotary halves are slices.
+Attention, embedding and its backward, silu and products stay whole: they have rules and prices of their own.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ def table() -> dict[Any, Callable[..., Any]]:
     own: dict[Any, Callable[..., Any]] = {
         aten.mean.default: _mean,
         aten.mean.dim: _mean_dim,
+        aten.var_mean.correction: _var_mean,
+        aten.var.correction: _var,
         aten.split.Tensor: _split,
         aten.split_with_sizes.default: _split_with_sizes,
     }
@@ -45,6 +47,24 @@ def _mean_dim(x: Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dt
     dims = list(dim) if dim else list(range(x.dim()))
     count = math.prod(x.shape[d] for d in dims)
     return aten.div.Scalar(aten.sum.dim_IntList(x, dims, keepdim, dtype=dtype), count)
+
+
+def _var_mean(
+    x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Two passes, as accurate as the fused operator: mean first, then the squares of the differences. Each sum over a split dim
+    is a pending sum that the next op needs reduced."""
+    dims = [d % x.dim() for d in dim] if dim else list(range(x.dim()))
+    count = math.prod(x.shape[d] for d in dims)
+    mean = aten.div.Scalar(aten.sum.dim_IntList(x, dims, True), count)
+    apart = x - mean
+    squares = aten.sum.dim_IntList(apart * apart, dims, keepdim)
+    var = aten.div.Scalar(squares, count - (1 if correction is None else correction))
+    return var, mean if keepdim else aten.squeeze.dims(mean, dims)
+
+
+def _var(x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False) -> Tensor:
+    return _var_mean(x, dim, correction=correction, keepdim=keepdim)[0]
 
 
 def _split(x: Tensor, split_size: int, dim: int = 0) -> list[Tensor]:

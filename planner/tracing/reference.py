@@ -21,12 +21,14 @@ from torch.utils import _pytree as pytree
 from planner.errors import PlannerError, TraceError
 from planner.graph import ModelRequest
 from planner.torch_compat import low_precision_as_float32
+from planner.tracing.loss import WithLoss
 from planner.tracing.sources import find_factory, sizes_for
 from planner.tracing.trace import LoadedModel, named_leaves, parts_of
 
 
 def reference_step(request: ModelRequest, values: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
-    """Loss and gradients of the module with the given parameters and inputs, computed in float32.
+    """Loss and gradients of the module with the given parameters and inputs, computed in float32. A module that returns no loss
+    gets the stand-in of its graph.
 
     Raises:
         TraceError: the model has other parameters or inputs than the values, or buffers without values.
@@ -36,7 +38,7 @@ def reference_step(request: ModelRequest, values: Mapping[str, Mapping[str, Tens
     _set_parameters(module, values["parameters"])
     args, kwargs = _with_inputs(loaded, values["inputs"])
     with low_precision_as_float32():
-        loss = module(*args, **kwargs)
+        loss = WithLoss(module)(*args, **kwargs)
         loss.backward()
     grads = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
     return {"loss": loss.detach(), "grads": grads}

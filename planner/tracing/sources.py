@@ -1,9 +1,10 @@
 """Where models come from: samples by name, or `file.py:factory`.
 
 A factory is any function that returns `(module, args)` or `(module, args, kwargs)`; calling `module(*args, **kwargs)` gives
-the scalar loss. It may accept the keywords `batch`, `seq`, `layers` and `size` ("full" or "tiny"); the planner passes only
-those it was asked for. `size="tiny"` means the same structure and depth with small dims of its own choice (`batch` and `seq`
-describe the full model and are not passed along with it); it is used to verify exported scripts with real numbers.
+the scalar loss, or a dict with a scalar `loss`; a module that returns other tensors gets a stand-in loss, see
+`planner.tracing.loss`. The factory may accept the keywords `batch`, `seq`, `layers` and `size` ("full" or "tiny"); the planner
+passes only those it was asked for. `size="tiny"` means the same structure and depth with small dims of its own choice (`batch`
+and `seq` describe the full model and are not passed along with it); it is used to verify exported scripts with real numbers.
 
 The module may state two things by methods, both optional:
     plan_sizes() -> {"B": 64, "S": 8192, ...}                       named sizes, so that exported shapes can be read

@@ -61,7 +61,15 @@ def trace(request: ModelRequest) -> JointGraph:
     arrange(draft)
     kind = type(loaded.module)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    graph = assemble(draft, request, parameters=loaded.parameters, inputs=inputs, symbols=symbols, class_name=name)
+    graph = assemble(
+        draft,
+        request,
+        parameters=loaded.parameters,
+        inputs=inputs,
+        symbols=symbols,
+        class_name=name,
+        stand_in_loss=captured.has_stand_in_loss,
+    )
     graph.check()
     return graph
 
@@ -200,7 +208,8 @@ def _require_gradients(draft: JointDraft, parameters: tuple[StoredTensor, ...], 
     """
     if not draft.gradients:
         raise TraceError(
-            "no parameter influences the loss", hint="Return a loss computed from parameters that require gradients."
+            "no parameter influences what the model returns",
+            hint="Return a loss, or tensors, computed from parameters that require gradients.",
         )
     if captured.has_no_grad_region:
         return

@@ -82,9 +82,14 @@ def _merge(parts: list[torch.Tensor], code: int) -> torch.Tensor | None:
     if code == P_MAX:
         return torch.stack(parts).amax(0)
     if code == R:
-        same = all(torch.allclose(parts[0].to(F64), part.to(F64), atol=1e-9) for part in parts)
-        return parts[0] if same else None
+        return parts[0] if all(same_numbers(parts[0], part) for part in parts) else None
     return torch.cat(parts, code - S0)
+
+
+def same_numbers(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal shapes, and equal up to rounding in double precision."""
+    wide = torch.complex128 if a.is_complex() or b.is_complex() else F64
+    return a.shape == b.shape and torch.allclose(a.to(wide), b.to(wide), atol=1e-8)
 
 
 def bind(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
@@ -93,7 +98,7 @@ def bind(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
         return tensors[value.index]
     if isinstance(value, DtypeRef):
         dtype = getattr(torch, value.name)
-        return F64 if dtype.is_floating_point else dtype
+        return torch.complex128 if dtype.is_complex else F64 if dtype.is_floating_point else dtype
     if isinstance(value, tuple):
         return [bind(item, tensors) for item in value]
     return value

@@ -15,6 +15,16 @@ def cat(signature: OpSignature) -> list[Row]:
     return [(code,) * ports for code in (R, P, *(shard_code(d) for d in range(rank) if d != dim))]
 
 
+@rule("aten.stack.default")
+def stack(signature: OpSignature) -> list[Row]:
+    """The new dim is whole; dims at or behind it are one further in the output."""
+    rank = len(signature.output.shape)
+    dim = signature.arg(1, 0) % rank
+    parts = len(signature.operands)
+    rows: list[Row] = [(code,) * (1 + parts) for code in (R, P)]
+    return rows + [(shard_code(d + (d >= dim)), *(shard_code(d),) * parts) for d in range(rank - 1)]
+
+
 @rule("aten.slice_scatter.default")
 def slice_scatter(signature: OpSignature) -> list[Row]:
     rank = len(signature.output.shape)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from planner.graph import JointGraph, ModelRequest
+from planner.tracing.loss import WithLoss
 from planner.tracing.sources import find_factory, sizes_for
 from planner.tracing.trace import LoadedModel, named_leaves, parts_of, trace
 from tests.oracles.interpret import run
@@ -42,7 +43,7 @@ def largest_error(request: ModelRequest, graph: JointGraph | None = None) -> flo
     for given in graph.inputs:
         if given.high is not None:  # a factory's placeholder ids are all equal, which would hide mistakes
             inputs[given.name].copy_(torch.randint(0, given.high, inputs[given.name].shape))
-    loss = module(*args, **kwargs)
+    loss = WithLoss(module)(*args, **kwargs)
     loss.backward()
     parameters = {name: p.detach() for name, p in module.named_parameters(remove_duplicate=False)}
     found, gradients = run(graph, parameters, inputs, dict(module.named_buffers()))

@@ -31,11 +31,12 @@ def test_failure_names_the_reason_and_the_line(factory: str) -> None:
 @pytest.mark.parametrize(
     ("factory", "reason"),
     [
-        ("no_scalar", r"the model returns float32\[8,16\]; it has to return one scalar"),
-        ("no_parameters", "no parameter influences the loss"),
+        ("no_parameters", "no parameter influences what the model returns"),
+        ("returns_positions", "no parameter influences what the model returns"),
+        ("returns_unknown", r"TypeError: the model returns a Holder"),
     ],
 )
-def test_what_is_returned_has_to_be_a_loss(factory: str, reason: str) -> None:
+def test_what_is_returned_has_to_depend_on_parameters(factory: str, reason: str) -> None:
     with pytest.raises(TraceError, match=reason):
         trace(user_request(factory))
 
@@ -53,7 +54,7 @@ def test_unsupported_op_carries_its_place() -> None:
 
 def test_a_failure_leaves_nothing_behind() -> None:
     before = trace(user_request("mlp"))
-    for factory in (*CASES, "no_scalar"):
+    for factory in (*CASES, "returns_positions"):
         with pytest.raises(PlannerError):
             trace(user_request(factory))
         assert trace(user_request("mlp")).fingerprint == before.fingerprint

@@ -9,7 +9,9 @@ from tests.oracles.interpret import run
 from tests.planner.tracing.common import largest_error, user_request
 
 
-@pytest.mark.parametrize("factory", ["mlp", "tied_lm", "spare_parts", "named_inputs", "self_attention", "own_init"])
+@pytest.mark.parametrize(
+    "factory", ["mlp", "tied_lm", "spare_parts", "named_inputs", "self_attention", "own_init", "many_outputs", "named_loss"]
+)
 def test_loss_and_gradients_equal_autograd(factory: str) -> None:
     assert largest_error(user_request(factory)) < 1e-5
 

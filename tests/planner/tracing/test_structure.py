@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.graph import BACKWARD, FORWARD, InitRule, JointGraph, ModelRequest, OperandRef, layer_of, without_layer
+from planner.graph import BACKWARD, FORWARD, InitRule, JointGraph, ModelRequest, OperandRef, TensorRef, layer_of, without_layer
 from planner.tracing.trace import trace
 from tests.planner.tracing.common import user_request
 
@@ -198,3 +198,21 @@ def test_all_layers_of_8b(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     elements = sum(graph.nodes[p.node].outputs[0].num_elements for p in graph.parameters)
     assert elements == 8_030_261_248, "the published 8B has as many parameters"
     assert len(graph.layers) == 32
+
+
+def test_a_model_that_returns_tensors_gets_a_stand_in_loss() -> None:
+    """Of main, mid and two views of main: four sums of squares; the input returned as it is and the positions have none."""
+    graph = trace(user_request("many_outputs", "bf16-mixed"))
+    assert graph.stand_in_loss and JointGraph.from_json(graph.to_json()).stand_in_loss
+    own = [node for node in graph.nodes if node.module == "loss" and node.phase == FORWARD and node.op.startswith("aten.sum")]
+    assert [node.key for node in own] == [f"loss/sum/fwd#{number}" for number in range(4)]
+    assert graph.meta(graph.loss).dtype == "float32"
+    assert all(graph.meta(TensorRef(graph.node_by_key[node.key], 0)).dtype == "float32" for node in own)
+    assert {p.name for p in graph.parameters} == {"loss.weight", "loss.bias", "head.weight"}
+
+
+@pytest.mark.parametrize("factory", ["mlp", "named_loss"])
+def test_a_model_with_a_loss_keeps_it(factory: str) -> None:
+    graph = trace(user_request(factory))
+    assert not graph.stand_in_loss
+    assert not any(node.module == "loss" for node in graph.nodes)

@@ -128,6 +128,38 @@ def own_init():
     return OwnInit(), (torch.randint(0, 8, (4, 6)),)
 
 
+class ManyOutputs(nn.Module):
+    """Nested, with None, a number, positions, an input returned as it is, a tensor that is output and operand, views."""
+
+    def __init__(self):
+        super().__init__()
+        self.loss = nn.Linear(16, 16)
+        self.head = nn.Linear(16, 16, bias=False)
+
+    def forward(self, x):
+        h = torch.tanh(self.loss(x))
+        main = self.head(h)
+        return {"main": main, "mid": h, "same": x, "best": h.argmax(-1), "none": None, "more": [(main[:, -1], 3), main[1:]]}
+
+
+def many_outputs():
+    return ManyOutputs(), (torch.randn(8, 16),)
+
+
+class NamedLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(16, 16)
+
+    def forward(self, x):
+        h = self.fc(x)
+        return {"loss": h.exp().mean(), "logits": h}
+
+
+def named_loss():
+    return NamedLoss(), (torch.randn(8, 16),)
+
+
 # ---- what cannot be traced ----------------------------------------------------------------------------------------------
 class Failing(nn.Module):
     def __init__(self):
@@ -158,9 +190,19 @@ class DataShape(Failing):
         return h[h > 0].sum()  # data_shape
 
 
-class NoScalar(Failing):
+class Positions(Failing):
     def forward(self, x):
-        return self.fc(x)
+        return self.fc(x).argmax(-1), None, 3
+
+
+class Holder:
+    def __init__(self, value):
+        self.value = value
+
+
+class ReturnsUnknown(Failing):
+    def forward(self, x):
+        return Holder(self.fc(x))
 
 
 class Random(Failing):
@@ -195,8 +237,12 @@ def data_shape():
     return DataShape(), (torch.randn(8, 16),)
 
 
-def no_scalar():
-    return NoScalar(), (torch.randn(8, 16),)
+def returns_positions():
+    return Positions(), (torch.randn(8, 16),)
+
+
+def returns_unknown():
+    return ReturnsUnknown(), (torch.randn(8, 16),)
 
 
 def random():
