@@ -6,12 +6,11 @@ All functions work on drafts and change only the `JointDraft` given to them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 from planner.graph import BACKWARD
 from planner.tracing.convert import Draft, JointDraft, Use
-from planner.tracing.recompute import recompute_cheap_activations
+from planner.tracing.recompute import recompute_cheap_activations, repeat_in_backward
 
 
 def arrange(draft: JointDraft) -> None:
@@ -77,23 +76,7 @@ def _redirect(uses: Iterable[Use], changed: dict[Draft, Draft]) -> tuple[Use, ..
 def recompute_parameter_chains(draft: JointDraft) -> None:
     """What backward reads of a parameter-only chain is computed again there, just before its first user: nothing that depends on
     parameters alone (a gathered, cast or transposed weight) is held from forward to backward."""
-    chains = _parameter_only(draft)
-    twins: dict[Draft, Draft] = {}
-    backward: list[Draft] = []
-
-    def twin_of(node: Draft) -> Draft:
-        if node not in chains:
-            return node
-        if node not in twins:
-            operands = tuple((twin_of(producer), output) for producer, output in node.operands)
-            twins[node] = replace(node, phase=BACKWARD, operands=operands, rematerialised=True)
-            backward.append(twins[node])
-        return twins[node]
-
-    for node in draft.backward:
-        node.operands = tuple((twin_of(producer), output) for producer, output in node.operands)
-        backward.append(node)
-    draft.backward = backward
+    repeat_in_backward(draft, _parameter_only(draft))
 
 
 def place_parameter_chains(draft: JointDraft) -> None:

@@ -32,7 +32,11 @@ CHEAP_OPS = VIEW_OPS | {
 
 def recompute_cheap_activations(draft: JointDraft) -> None:
     """Repeat cheap forward ops in backward wherever that keeps fewer bytes. Changes only the draft given."""
-    repeated = _to_repeat(draft)
+    repeat_in_backward(draft, _to_repeat(draft))
+
+
+def repeat_in_backward(draft: JointDraft, repeated: set[Draft]) -> None:
+    """Where backward reads one of these forward ops, let it read a twin that stands just before its first user there."""
     twins: dict[Draft, Draft] = {}
     backward: list[Draft] = []
 
