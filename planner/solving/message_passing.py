@@ -22,7 +22,12 @@ TOLERANCE = 1e-6
 
 _SETTLED_US = 1e-9
 _MEND_ORDERS = 3
-_WINDOW_SWEEPS = 4
+_WINDOW_SWEEPS = (6, 12, 24, 24, 24, 24, 24, 12)
+"""Sweeps among the nodes of a window before each round of whole sweeps; the last number holds from there on."""
+
+_WINDOW_PART = 0.005
+"""In a window, what brings less than this part of the gap is not worth a sweep."""
+
 _LEAP_SWEEPS = 2
 
 
@@ -134,7 +139,8 @@ class MessagePassing:
         leap = _Leap(self) if window is None and effort.round_sweeps > 2 * _LEAP_SWEEPS else None
         while done < effort.max_sweeps and not effort.expired():
             if window is not None:
-                self._settle(window, effort.eps_us)
+                sweeps = _WINDOW_SWEEPS[min(rounds, len(_WINDOW_SWEEPS) - 1)]
+                self._settle(window, effort.eps_us, sweeps, value - bound)
             active = everyone if window is None or done >= effort.local_sweeps else window
             count = min(effort.round_sweeps, effort.max_sweeps - done)
             if leap is not None and rounds > 0 and count > 2 * _LEAP_SWEEPS:
@@ -154,6 +160,8 @@ class MessagePassing:
             if effort.suffices(value, bound):
                 break
             small = TOLERANCE * abs(bound)
+            if window is not None and value < np.inf:
+                small = max(small, _WINDOW_PART * (value - bound))
             stuck = 0 if value < before[0] - small or bound > before[1] + small else stuck + 1
             if stuck >= effort.patience or swept < count:
                 break
@@ -169,10 +177,12 @@ class MessagePassing:
             self.layout, self.cost_us, self.messages, active, count, effort.tolerance, effort.eps_us, penalty, found
         )  # type: ignore[no-any-return]
 
-    def _settle(self, window: np.ndarray, eps_us: float) -> None:
-        """Pass messages among the nodes of the window only. Gives no bound."""
+    def _settle(self, window: np.ndarray, eps_us: float, count: int, gap_us: float) -> None:
+        """Pass messages among the nodes of the window only, until that brings little of the gap. Gives no bound."""
         enough = 0.3 * TOLERANCE * abs(self.bound_now())
-        kernels.settle(self.layout, self.cost_us, self.messages, window, _WINDOW_SWEEPS, eps_us, enough)
+        if gap_us < np.inf:
+            enough = max(enough, _WINDOW_PART * gap_us)
+        kernels.settle(self.layout, self.cost_us, self.messages, window, count, eps_us, enough)
 
     def _mend(self, best: np.ndarray, value: float, penalty: float, orders: np.ndarray) -> float:
         """Improve `best` in place: mend it, and mend two decodings of the present messages. -> its value"""

@@ -75,7 +75,6 @@ class _Base:
     price: float
     corners: tuple[np.ndarray, ...]
     state: tuple[np.ndarray, Messages]
-    settled: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -233,7 +232,6 @@ class Solver:
 
     # ---- with pins ------------------------------------------------------------------------------------------------
     def _pinned(self, base: _Base, alive: np.ndarray, run: _Run) -> tuple[Outcome, str]:
-        self._settle(base)
         self._passing.restore(base.state)
         effort = run.effort(max_sweeps=40, patience=6, round_sweeps=1, mend_every=2, eps_us=1e-6)
         cost = np.where(alive, self.problem.unary_us, np.inf)
@@ -248,15 +246,6 @@ class Solver:
         )
         found, method = self._search(alive, run, start)
         return found.outcome, method
-
-    def _settle(self, base: _Base) -> None:
-        """Let the messages of a base come to rest, once: solves with pins then move only what the pins move."""
-        if base.settled:
-            return
-        self._passing.restore(base.state)
-        self._passing.run(Effort(max_sweeps=40, patience=40, round_sweeps=40, eps_us=1e-7, tolerance=-1.0))
-        base.state = self._passing.save()
-        base.settled = True
 
     def _adapt(self, plan: np.ndarray, cost: np.ndarray) -> np.ndarray:
         """A plan for other restrictions: strategies that are ruled out are replaced by living ones."""
@@ -329,7 +318,8 @@ class Solver:
             )  # fmt: skip
         number = self.problem.chosen_numbers(outcome.choice)
         chosen = number[self.problem.node_of]
-        shared = {key: int(number[node]) for key, node in self.problem.shared_of.items()}
+        at = np.fromiter(self.problem.shared_of.values(), np.int64, len(self.problem.shared_of))
+        shared = dict(zip(self.problem.shared_of, number[at].tolist(), strict=True))
         report = SolveReport(
             status="optimal" if outcome.proved else "feasible",
             objective_us=outcome.value_us,

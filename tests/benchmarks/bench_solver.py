@@ -117,12 +117,12 @@ def _pinned(solver: Solver, constraints: Sequence[Constraint], pin: Pin, exact: 
 
 
 def _summary(title: str, rows: Sequence[Row], asked: int) -> None:
-    ms = np.array([row.seconds for row in rows[1:]]) * 1e3  # the first one lets the messages of the base settle
+    ms = np.array([row.seconds for row in rows]) * 1e3
     gaps = np.array([row.gap for row in rows])
     proved = np.array([row.proved for row in rows])
     left = gaps[~proved]
     print(
-        f"    {title}: first {rows[0].seconds * 1e3:.0f} ms, then median {np.median(ms):.0f}, p90 {np.quantile(ms, 0.9):.0f}, "
+        f"    {title}: first {ms[0]:.0f} ms, all: median {np.median(ms):.0f}, p90 {np.quantile(ms, 0.9):.0f}, "
         f"p99 {np.quantile(ms, 0.99):.0f} ms; proved {proved.mean():.1%}, "
         f"other gaps: median {np.median(left) if len(left) else 0:.1e}, "
         f"largest {left.max() if len(left) else 0:.1e}; refused {asked - len(rows)}"
