@@ -2,7 +2,7 @@
 
 A page submits a command and gets a `Job`, a plain object that it polls. Each worker has one thread here, which feeds the
 process and writes the job; the thread touches no Streamlit state. A cancelled or crashed process is started and opened again
-by the next command. This module imports neither torch nor streamlit: the child imports it too.
+by the next command. What runs in the process is `engine.py`.
 """
 
 from __future__ import annotations
@@ -12,105 +12,19 @@ import os
 import queue
 import threading
 import time
-import traceback
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib import import_module
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from planner import BoundaryPlacement, JointGraph, Mesh, ModelRequest, Pin, Plan, PlannerError, Workbench, export, trace
+from app.engine import PLANNER_ENGINE, OpenSpec, serve
+from planner import PlannerError, PlanRequest
 
-PLANNER_ENGINE = "app.jobs:PlannerEngine"
 IDLE_S = 900.0
 """A worker without work ends after this many seconds; the next command pays for opening it again."""
-
-Progress = Callable[[str], None]
 
 
 class WorkerError(PlannerError):
     """A worker process died, or met an error that is no PlannerError. Nothing in the session is touched by it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpenSpec:
-    """What a worker holds open: a model (its saved graph, or how to trace it) on a mesh and hardware."""
-
-    request: ModelRequest
-    mesh: Mesh
-    hardware: str
-    optimizer: str = "adamw"
-    graph_path: Path | None = None
-
-
-class PlannerEngine:
-    """The commands of a worker, on the real planner. Lives in the child process."""
-
-    def __init__(self, spec: OpenSpec, progress: Progress) -> None:
-        if spec.graph_path is not None:
-            progress("read the graph")
-            graph = JointGraph.load(spec.graph_path)
-        else:
-            progress("trace")
-            graph = trace(spec.request)
-        progress("strategies and prices")
-        self.bench = Workbench.build(graph, spec.mesh, spec.hardware, optimizer=spec.optimizer)
-        progress("compile")
-        self.bench.warm_up()
-
-    def ready(self, progress: Progress) -> None:
-        """Nothing more than having opened."""
-
-    def start(self, progress: Progress, memory_bytes: int | None, time_limit_s: float) -> tuple[JointGraph, Plan]:
-        return self.bench.graph, self.solve(progress, (), memory_bytes, time_limit_s)
-
-    def legal(self, progress: Progress, key: str, output: int = 0) -> tuple[Any, ...]:
-        return self.bench.legal(key, output)
-
-    def solve(self, progress: Progress, pins: tuple[Pin, ...], memory_bytes: int | None, time_limit_s: float) -> Plan:
-        """A pin on an input or output replaces the model's own boundary for that tensor."""
-        progress("solve")
-        pinned = {pin.where for pin in pins}
-        defaults = self.bench.default_constraints(memory_bytes)
-        kept = tuple(c for c in defaults if not (isinstance(c, BoundaryPlacement) and c.where in pinned))
-        return self.bench.solve((*kept, *pins), time_limit_s=time_limit_s)
-
-    def export(self, progress: Progress, plan: Plan) -> Any:
-        return export(plan, self.bench.graph, verify=True, progress=progress)
-
-
-# ---- child process ----------------------------------------------------------------------------------------------------
-
-
-def serve(connection: Connection, engine_path: str) -> None:
-    """Main loop of a worker process: (command, arguments) in, ("progress"|"done"|"failed"|"crashed", value) out."""
-    module, _, name = engine_path.partition(":")
-    engine: Any = None
-    if hasattr(os, "nice"):
-        os.nice(5)  # the pages come first
-
-    def progress(stage: str) -> None:
-        connection.send(("progress", stage))
-
-    while True:
-        try:
-            command, arguments = connection.recv()
-        except EOFError:
-            return
-        try:
-            if command == "open":
-                engine = getattr(import_module(module), name)(*arguments, progress)
-                connection.send(("done", None))
-            else:
-                connection.send(("done", getattr(engine, command)(progress, *arguments)))
-        except PlannerError as error:
-            connection.send(("failed", error))
-        except Exception as error:
-            connection.send(("crashed", (f"{type(error).__name__}: {error}", traceback.format_exc())))
-
-
-# ---- parent process ---------------------------------------------------------------------------------------------------
 
 
 class Stage(NamedTuple):
@@ -161,12 +75,17 @@ class Job:
 
 
 class Worker:
-    """One process that holds one plan open, and the thread that feeds it."""
+    """One process that holds one plan open, and the thread that feeds it.
 
-    def __init__(self, pool: WorkerPool, spec: OpenSpec) -> None:
+    One that works `behind` another gives way to all that do not: its job is cancelled when they need the room.
+    """
+
+    def __init__(self, pool: WorkerPool, spec: OpenSpec, *, behind: Worker | None = None) -> None:
         self.spec = spec
+        self.behind = behind
         self.idle_since = time.monotonic()
-        self.busy = False
+        self._job: Job | None = None
+        self._gave_way = False
         self._pool = pool
         self._queue: queue.Queue[Job | None] = queue.Queue()
         self._process: Any = None
@@ -177,6 +96,10 @@ class Worker:
     def alive(self) -> bool:
         process = self._process
         return process is not None and process.is_alive()
+
+    @property
+    def busy(self) -> bool:
+        return self._job is not None or not self._queue.empty()
 
     def submit(self, command: str, *arguments: Any) -> Job:
         job = Job(command, arguments)
@@ -189,6 +112,14 @@ class Worker:
         job.end("cancelled")
         if running:
             self.kill()
+
+    def give_way(self) -> None:
+        """Ends the process for one that is needed more. A job that came in meanwhile is begun again by a new process."""
+        job = self._job
+        if self.behind is not None and job is not None:
+            job.end("cancelled")
+        self._gave_way = True
+        self.kill()
 
     def kill(self) -> None:
         process = self._process
@@ -209,9 +140,9 @@ class Worker:
             if job is None:
                 return
             if job.active:
-                self.busy = True
+                self._job = job
                 self._work(job)
-                self.busy, self.idle_since = False, time.monotonic()
+                self._job, self.idle_since = None, time.monotonic()
                 self._pool.room_changed()
 
     def _work(self, job: Job) -> None:
@@ -219,7 +150,7 @@ class Worker:
         try:
             if not self.alive:
                 job.waits_for_room = True
-                self._pool.make_room(job)
+                self._pool.make_room(job, behind=self.behind)
                 job.waits_for_room = False
                 if not job.active:
                     return
@@ -232,11 +163,17 @@ class Worker:
             if self._ask(job, job.command, job.arguments, final=True):
                 return
         except (EOFError, OSError) as error:
-            job.end("failed", error=self._death(job, error))
+            gave_way, self._gave_way = self._gave_way, False
+            if not gave_way:
+                job.end("failed", error=self._death(job, error))
+            elif job.active:
+                self._process.join(5)
+                self._work(job)
         except Exception as error:
             job.end("failed", error=WorkerError(f"the worker could not be used: {error!r}", hint="Try again."))
 
     def _start(self) -> None:
+        self._gave_way = False
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, self._pool.engine_path), daemon=True, name="plan-worker")
@@ -280,17 +217,32 @@ class Worker:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """A long job of a session. `kind` is `start`, `solve`, `proof` or `export`; `draft` the key of its worker in the pool.
+
+    `request` is what a start was asked for, `plan_id` the plan that a proof or an export is about.
+    """
+
+    kind: str
+    job: Job
+    worker: Worker
+    draft: str
+    request: PlanRequest | None = None
+    plan_id: str = ""
+
+
 class WorkerPool:
-    """All workers of a server, by the id of what they hold open. At most one process per core; idle ones make room."""
+    """All workers of a server, by the id of what they hold open. At most one process per core (but two); idle ones make room."""
 
     def __init__(self, engine_path: str = PLANNER_ENGINE, *, limit: int | None = None, idle_s: float = IDLE_S) -> None:
         self.engine_path = engine_path
         self.idle_s = idle_s
-        self._limit = limit or max(1, os.cpu_count() or 1)
+        self._limit = limit or max(2, os.cpu_count() or 1)
         self._workers: dict[str, Worker] = {}
         self._changed = threading.Condition()
 
-    def worker(self, key: str, spec: OpenSpec) -> Worker:
+    def worker(self, key: str, spec: OpenSpec, *, behind: Worker | None = None) -> Worker:
         """The worker for `key`; a new one if it holds something else open."""
         with self._changed:
             known = self._workers.get(key)
@@ -298,7 +250,7 @@ class WorkerPool:
                 return known
             if known is not None:
                 known.close()
-            self._workers[key] = Worker(self, spec)
+            self._workers[key] = Worker(self, spec, behind=behind)
             return self._workers[key]
 
     def forget(self, key: str) -> None:
@@ -307,16 +259,20 @@ class WorkerPool:
         if worker is not None:
             worker.close()
 
-    def make_room(self, job: Job) -> None:
-        """Returns when one more process may start, or the job was cancelled."""
+    def make_room(self, job: Job, *, behind: Worker | None = None) -> None:
+        """Returns when one more process may start, or the job was cancelled.
+
+        Room comes from idle workers, then from those that work behind another; never from the one that this works behind.
+        """
         with self._changed:
             while job.active:
                 live = [worker for worker in self._workers.values() if worker.alive]
                 if len(live) < self._limit:
                     return
-                idle = [worker for worker in live if not worker.busy]
-                if idle:
-                    min(idle, key=lambda worker: worker.idle_since).kill()
+                idle = [worker for worker in live if not worker.busy and worker is not behind]
+                lesser = [worker for worker in live if worker.behind is not None and behind is None]
+                if idle or lesser:
+                    min(idle or lesser, key=lambda worker: worker.idle_since).give_way()
                 self._changed.wait(0.2)
 
     def room_changed(self) -> None:

@@ -14,13 +14,15 @@ def main() -> None:
         sys.path.insert(0, ROOT)  # `streamlit run` puts only this file's folder there
     import streamlit as st
 
-    from app import state
+    from app import opening, state, work
+    from app.components.pulse import end_mark
     from app.views import strip
 
     st.set_page_config(page_title="Plan explorer", layout="wide")
-    found = state.session()
-    state.poll(found)
-    found.drawn = found.version
+    is_new, found = state.is_new(), state.session()
+    if is_new:
+        opening.open_first(found)
+    work.begin_page(found)
     pages = {
         "setup": st.Page("views/setup.py", title="Setup", url_path="setup"),
         "explorer": st.Page("views/explorer.py", title="Explorer", url_path="explorer", default=True),
@@ -33,6 +35,7 @@ def main() -> None:
     strip.draw(found)
     current.run()
     st.session_state["page"] = current.title
+    end_mark(found.page)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     projects/<project>/project.json            name and what it was opened with
                       /graphs/<fingerprint>.json.gz
-                      /plans/<plan id>.json    named by content, never rewritten
+                      /plans/<plan id>.json    named by its decisions, which are never rewritten
                       /drafts/<draft>.jsonl    append-only log of pin changes and plan changes (this is also undo)
 
 Ids come from addresses that anyone can type, so each is matched against a strict pattern before it touches a path.
@@ -131,9 +131,10 @@ class Workspace:
             raise InputError(f"graph {fingerprint} is not in the workspace", hint="Trace the model again on Setup.")
         return JointGraph.load(path)
 
-    def save_plan(self, project: str, plan: Plan) -> None:
+    def save_plan(self, project: str, plan: Plan, *, better_proof: bool = False) -> None:
+        """Decisions are never rewritten; what is known about them is, with `better_proof`."""
         path = self._project(project) / "plans" / f"{checked_id(plan.plan_id)}.json"
-        if not path.exists():
+        if better_proof or not path.exists():
             write_atomically(path, plan.dumps().encode())
 
     def load_plan(self, project: str, plan_id: str) -> Plan:

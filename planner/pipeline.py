@@ -219,8 +219,9 @@ class Workbench:
             raise InvalidConstraintError(f"the model has no op {key!r}", hint="Keys are listed by `show plan.json --json`.")
         return self.graph.node_by_key[key]
 
-    def solve(self, constraints: Sequence[Constraint], *, time_limit_s: float = 60.0) -> Plan:
-        """The best plan under the constraints.
+    def solve(self, constraints: Sequence[Constraint], *, time_limit_s: float = 60.0, exact: bool | None = None) -> Plan:
+        """The best plan under the constraints. `exact` False answers at once with the gap it has; None goes on to the integer
+        program if what is left open is small; True whatever its size.
 
         Raises:
             InvalidConstraintError: a pin that matches nothing or has no legal strategy.
@@ -228,7 +229,7 @@ class Workbench:
         """
         from planner.solving.assemble import assemble
 
-        return assemble(self.costs, self.solver.solve(constraints, time_limit_s=time_limit_s), constraints)
+        return assemble(self.costs, self.solver.solve(constraints, time_limit_s=time_limit_s, exact=exact), constraints)
 
     def replay(self, plan: Plan) -> Plan:
         """The decisions of a plan on this model, mesh and hardware, checked and priced anew, without solving.

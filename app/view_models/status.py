@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app.view_models.pins import Pins, num_changed
+from app.view_models.proofs import gap_text
 from planner import MemoryBudget, Plan
 
 GIB, GB = 2**30, 10**9
@@ -65,7 +66,7 @@ def verdict(plan: Plan) -> tuple[str, str]:
     return f"fits, {free / GIB:.{digits}f} GiB free", "good"
 
 
-def state(plan: Plan, pins: Pins, *, infeasible: bool) -> tuple[str, str]:
+def state(plan: Plan, pins: Pins, *, infeasible: bool, proving: bool = False) -> tuple[str, str]:
     if infeasible:
         return "infeasible with the pins now; last good plan shown", "bad"
     changed = num_changed(pins, plan)
@@ -73,12 +74,12 @@ def state(plan: Plan, pins: Pins, *, infeasible: bool) -> tuple[str, str]:
         return f"stale: {changed} {'pin' if changed == 1 else 'pins'} changed", "bad"
     if plan.report.status == "optimal":
         return "optimal", "good"
-    return f"within {100 * plan.report.gap:.2g} %", "plain"
+    return gap_text(plan) + (", proof running" if proving else ", not proved"), "plain"
 
 
-def strip(plan: Plan, base: Plan | None, pins: Pins, *, infeasible: bool = False) -> Strip:
+def strip(plan: Plan, base: Plan | None, pins: Pins, *, infeasible: bool = False, proving: bool = False) -> Strip:
     verdict_text, verdict_tone = verdict(plan)
-    state_text, state_tone = state(plan, pins, infeasible=infeasible)
+    state_text, state_tone = state(plan, pins, infeasible=infeasible, proving=proving)
     return Strip(
         title=f"{plan.request.model} / plan {plan.plan_id[:7]}",
         base=f"base plan {base.plan_id[:7]}" if base else "",

@@ -6,7 +6,7 @@ from typing import Any
 
 import streamlit as st
 
-from app import state
+from app import state, work
 from app.components.plan_graph import plan_graph
 from app.view_models import changes, op_table
 from app.view_models.graph_messages import overlay_message
@@ -27,7 +27,7 @@ def page() -> None:
         if found.selected:
             state.select(found, found.selected)
     _take_table_click(found)
-    state.warm_worker(found)
+    work.warm_worker(found)
     st.fragment(_explorer)()
     _table(found)
 

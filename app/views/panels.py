@@ -6,7 +6,7 @@ from typing import Any
 
 import streamlit as st
 
-from app import state
+from app import state, work
 from app.components import markup
 from app.components.markup import plain
 from app.view_models import changes, inspector
@@ -77,7 +77,7 @@ def _export(found: state.Session) -> None:
             st.caption("The pins changed since this plan was solved; the export is of the plan, without those changes.")
         if not ready:
             if st.button("Write and check", type="primary", key="export_start", disabled=found.running is not None):
-                state.export(found)
+                work.export(found)
                 st.rerun()
             return
         assert found.exported is not None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import streamlit as st
 
-from app import state
+from app import drafts, state, work
 from app.components import markup
 from app.components.markup import plain
+from app.components.pulse import pulse
 from app.jobs import Job
 from app.view_models import pins as pins_model
 from app.view_models.pins import PinTarget
@@ -32,28 +33,24 @@ def pin_form(found: state.Session) -> None:
     labels = [target.label for target in targets]
     label = st.segmented_control("Pin", labels, default=labels[0], required=True, key=f"target {found.selected}")
     chosen: PinTarget = targets[labels.index(label)] if label in labels else targets[0]
-    job = state.legal(found, chosen.key)
-    job.wait(0.4)
-    waiting = job.active
-    st.fragment(_placements, run_every=0.5 if waiting else None)(chosen, waiting)
+    work.legal(found, chosen.key).wait(0.15)  # a warm worker answers sooner
+    st.fragment(_placements)(chosen)
 
 
-def _placements(target: PinTarget, was_waiting: bool) -> None:
+def _placements(target: PinTarget) -> None:
     found = state.session()
     if found.document is None:
         return
-    job = state.legal(found, target.key)
+    job = work.legal(found, target.key)
     if job.active:
+        pulse(f"pulse {target.key}", page=found.page, busy=True)
         st.caption(_waiting_text(found, job))
-        return
-    if was_waiting:
-        st.rerun()  # stops the polling
-    if job.error is not None:
+    elif job.error is not None:
         if show_error(job.error, key="legal"):
-            state.forget_failed(found, target.key)
+            work.forget_failed(found, target.key)
             st.rerun()
-        return
-    _choose(found, target, pins_model.offered(job.result))
+    else:
+        _choose(found, target, pins_model.offered(job.result))
 
 
 def _waiting_text(found: state.Session, job: Job) -> str:
@@ -89,10 +86,10 @@ def _choose(found: state.Session, target: PinTarget, options: tuple[str, ...]) -
     st.caption(plain(problem) if problem else f"Matches {matches} tensor{'s' if matches != 1 else ''}: {plain(where)}")
     with st.container(horizontal=True):
         if st.button(f"Pin {matches}", key="pin", disabled=matches == 0):
-            state.set_pins(found, pins_model.with_pin(document.history.pins, _pin(document, where, placement, reason)))
+            drafts.set_pins(found, pins_model.with_pin(document.history.pins, _pin(document, where, placement, reason)))
             st.rerun()
         if any(pin.where == where for pin in document.history.pins) and st.button("Unpin", key="unpin"):
-            state.set_pins(found, pins_model.without_pin(document.history.pins, where))
+            drafts.set_pins(found, pins_model.without_pin(document.history.pins, where))
             st.rerun()
 
 
@@ -122,17 +119,17 @@ def pin_list(found: state.Session) -> None:
             with st.container(horizontal=True, vertical_alignment="center", gap="small"):
                 st.html(markup.pin_row(pin.where, placements_text(pin.placements), pin.note, matches), width="stretch")
                 if st.button("Remove", key=f"remove_{number}", type="tertiary"):
-                    state.set_pins(found, pins_model.without_pin(history.pins, pin.where))
+                    drafts.set_pins(found, pins_model.without_pin(history.pins, pin.where))
                     st.rerun()
         with st.container(horizontal=True):
             if st.button("Undo", key="undo", disabled=not history.past):
-                state.undo(found)
+                drafts.undo(found)
                 st.rerun()
             if st.button("Redo", key="redo", disabled=not history.future):
-                state.redo(found)
+                drafts.redo(found)
                 st.rerun()
             if st.button("Clear", key="clear", disabled=not history.pins):
-                state.set_pins(found, ())
+                drafts.set_pins(found, ())
                 st.rerun()
 
 

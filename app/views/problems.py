@@ -29,6 +29,8 @@ def session_errors(found: state.Session) -> None:
     """Banners that belong to the session rather than to a page."""
     if found.storage_error is not None:
         st.warning(plain(describe(found.storage_error)))
+    if found.note:
+        st.caption(plain(found.note))
     if found.error is not None and show_error(found.error, key="session"):
         found.error = None
         found.infeasible = False

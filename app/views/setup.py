@@ -7,8 +7,9 @@ from datetime import datetime
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app import state
+from app import opening, state, work
 from app.components.markup import plain
+from app.components.pulse import pulse
 from app.view_models import setup_form
 from app.view_models.setup_form import SetupForm
 from planner import PlannerError, hardware_names, models
@@ -40,9 +41,9 @@ def _form(found: state.Session) -> None:
     busy = found.running is not None
     if st.button("Trace and solve", type="primary", key="start", disabled=result.request is None or busy):
         assert result.request is not None
-        state.start(found, result.request)
+        work.start(found, result.request)
         st.rerun()
-    st.fragment(_progress, run_every=0.5 if busy else None)()
+    st.fragment(_progress)()
 
 
 def _fields(form: SetupForm, slots: dict[str, DeltaGenerator]) -> SetupForm:
@@ -97,23 +98,25 @@ def _fields(form: SetupForm, slots: dict[str, DeltaGenerator]) -> SetupForm:
 
 def _progress() -> None:
     """The stages of the run, each with its seconds; Cancel is in the strip."""
-    running = state.session().running
+    found = state.session()
+    running = found.running
     if running is None or running.kind != "start":
         return
+    pulse("pulse_progress", page=found.page, busy=True)
     job = running.job
     done = [stage.name for stage in job.stages]
     share = (len(done) - 1) / len(STAGES) if done else 0.0
-    text = "waiting for a free core" if job.waits_for_room else state.elapsed_text(job) or "starting the worker"
+    text = "waiting for a free core" if job.waits_for_room else work.elapsed_text(job) or "starting the worker"
     st.progress(min(1.0, max(0.02, share)), text=plain(text))
 
 
 def _open(found: state.Session) -> None:
     st.subheader("Open")
     with st.container(border=True):
-        if state.demo_available():
+        if opening.demo_available():
             st.markdown("**Demo:** Llama-3-8B, ready to explore")
             if st.button("Open the demo", key="open_demo"):
-                state.open_demo(found)
+                opening.open_demo(found)
                 found.arrived = True
                 st.rerun()
         else:
@@ -124,7 +127,7 @@ def _open(found: state.Session) -> None:
             st.markdown(f"{plain(recent.name)}  \n:small[{plain(when)}]", width="stretch")
             if st.button("Open", key=f"open_{recent.project}"):
                 try:
-                    state.open_recent(found, recent.project, recent.draft)
+                    opening.open_recent(found, recent.project, recent.draft)
                     found.arrived = True
                 except PlannerError as error:
                     found.error = error

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import streamlit as st
 
-from app import state
+from app import state, work
 from app.components import markup
+from app.components.pulse import pulse
+from app.jobs import Running
 from app.view_models import status
 from app.view_models.pins import num_changed
 from app.views.problems import session_errors
@@ -14,33 +16,49 @@ JOB_NAMES = {"start": "Planning", "solve": "Solving", "export": "Exporting"}
 
 
 def draw(found: state.Session) -> None:
-    """Polls only while a job runs; the whole page is drawn again when it ends."""
     st.html(markup.PAGE_STYLE)
-    st.fragment(_strip, run_every=0.4 if found.running else None)()
+    st.fragment(_strip)()
     session_errors(found)
 
 
 def _strip() -> None:
+    """Asks for news while a job runs; the whole page is drawn again when it ends."""
     found = state.session()
-    if state.poll(found):
+    busy = found.running is not None or found.proof is not None
+    shown = pulse("pulse", page=found.page, busy=busy)
+    if work.poll(found, shown.page if shown is not None and shown.number != found.beat else None):
         st.rerun()
+    found.beat = shown.number if shown is not None else 0
     document = found.document
     with st.container(horizontal=True, wrap=False, vertical_alignment="center", gap="small", key="strip"):
         if document is not None:
-            data = status.strip(document.plan, document.base, document.history.pins, infeasible=found.infeasible)
+            data = status.strip(
+                document.plan, document.base, document.history.pins, infeasible=found.infeasible, proving=found.proof is not None
+            )
             st.html(markup.strip(data), width="stretch")
         if found.running is not None:
             _running(found, found.running)
         elif document is not None:
-            stale = num_changed(document.history.pins, document.plan) > 0
-            with st.popover("About these numbers"):
-                _sources(data)
-            if st.button("Re-solve", key="solve", type="primary" if stale else "secondary", disabled=not stale):
-                state.solve(found)
-                st.rerun()
+            _actions(found, document, data)
 
 
-def _running(found: state.Session, running: state.Running) -> None:
+def _actions(found: state.Session, document: state.Document, data: status.Strip) -> None:
+    stale = num_changed(document.history.pins, document.plan) > 0
+    with st.popover("About these numbers"):
+        _sources(data)
+    if found.proof is not None and st.button("Stop proof", key="stop_proof"):
+        work.stop_proof(found)
+        st.rerun()
+    if found.proof is None and not stale and document.plan.report.status != "optimal":
+        if st.button("Prove", key="prove", help="Search on for a proof or a better plan, up to a minute, in the background."):
+            work.prove(found)
+            st.rerun()
+    elif st.button("Re-solve", key="solve", type="primary" if stale else "secondary", disabled=not stale):
+        work.solve(found)
+        st.rerun()
+
+
+def _running(found: state.Session, running: Running) -> None:
     job = running.job
     stage = job.stages[-1].name if job.stages else "starting the worker"
     text = "waiting for a free core" if job.waits_for_room else stage
@@ -50,7 +68,7 @@ def _running(found: state.Session, running: state.Running) -> None:
         width="content",
     )
     if st.button("Cancel", key="cancel"):
-        state.cancel(found)
+        work.cancel(found)
         st.rerun()
 
 

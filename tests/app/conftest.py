@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import state
+from app import opening
 from tests.app.synthetic import make_plan, small_graph
 
-MAIN = str(Path(state.__file__).parent / "main.py")
+MAIN = str(Path(opening.__file__).parent / "main.py")
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     graph_path, plan_path, folder = tmp_path / "g.json.gz", tmp_path / "p.json.gz", tmp_path / "workspace"
     graph.save(graph_path)
     plan_path.write_bytes(gzip.compress(make_plan(graph).dumps().encode()))
-    monkeypatch.setattr(state, "DEMO_GRAPH", graph_path)
-    monkeypatch.setattr(state, "DEMO_PLAN", plan_path)
+    monkeypatch.setattr(opening, "DEMO_GRAPH", graph_path)
+    monkeypatch.setattr(opening, "DEMO_PLAN", plan_path)
     monkeypatch.setenv("PLAN_EXPLORER_WORKSPACE", str(folder))
     monkeypatch.setenv("PLAN_EXPLORER_ENGINE", "tests.app.fake_engine:FakeEngine")
     return folder

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from app.jobs import OpenSpec, Progress
+from app.engine import OpenSpec, Progress
 from planner import InfeasibleError, JointGraph, Pin, Plan
 from tests.app.synthetic import legal, make_plan, small_graph
 
 
 class FakeEngine:
-    """A pin's note says what should happen: `infeasible`, `die`, `bug`, `slow`."""
+    """A pin's note says what should happen: `infeasible`, `die`, `bug`, `slow`; `unproved`: the first answer is not proved,
+    the search for a proof finds it, after `slow proof` only when it is cancelled."""
 
     def __init__(self, spec: OpenSpec, progress: Progress) -> None:
         progress("trace")
         self.mesh = spec.mesh
         self.graph = JointGraph.load(spec.graph_path) if spec.graph_path else small_graph(spec.request.layers or 4)
 
-    def ready(self, progress: Progress) -> None:
+    def ready(self, progress: Progress, memory_bytes: int | None) -> None:
         pass
 
     def start(self, progress: Progress, memory_bytes: int | None, time_limit_s: float) -> tuple[JointGraph, Plan]:
@@ -30,7 +32,9 @@ class FakeEngine:
     def legal(self, progress: Progress, key: str, output: int = 0) -> tuple[Any, ...]:
         return legal(self.graph, key, self.mesh)
 
-    def solve(self, progress: Progress, pins: tuple[Pin, ...], memory_bytes: int | None, time_limit_s: float) -> Plan:
+    def solve(
+        self, progress: Progress, pins: tuple[Pin, ...], memory_bytes: int | None, time_limit_s: float, exact: bool | None
+    ) -> Plan:
         progress("solve")
         notes = {pin.note for pin in pins}
         if "infeasible" in notes:
@@ -43,7 +47,13 @@ class FakeEngine:
             raise ZeroDivisionError("a fault of the program")
         if "slow" in notes:
             time.sleep(60)
-        return make_plan(self.graph, self.mesh, pins, memory_bytes=memory_bytes)
+        plan = make_plan(self.graph, self.mesh, pins, memory_bytes=memory_bytes)
+        if notes & {"unproved", "slow proof"} and exact is False:
+            report = replace(plan.report, status="feasible", bound_us=0.99 * plan.objective_us)
+            return replace(plan, report=report)
+        if "slow proof" in notes:
+            time.sleep(60)
+        return plan
 
     def export(self, progress: Progress, plan: Plan) -> Any:
         progress("write")

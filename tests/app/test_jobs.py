@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from app.jobs import Job, OpenSpec, WorkerError, WorkerPool
+from app.engine import OpenSpec
+from app.jobs import Job, WorkerError, WorkerPool
 from planner import InfeasibleError, ModelRequest, Pin
 from planner.placement import parse
 from tests.app.synthetic import MESH, WQ
@@ -41,36 +42,36 @@ def test_a_worker_stays_open_between_commands(pool):
     first = finished(worker.submit("legal", WQ))
     assert first.state == "done" and parse("S(0)S(1)") in first.result
     assert [stage.name for stage in first.stages] == ["trace"]
-    second = finished(worker.submit("solve", (), None, 1.0))
+    second = finished(worker.submit("solve", (), None, 1.0, None))
     assert second.state == "done" and second.result.report.status == "optimal"
     assert [stage.name for stage in second.stages] == ["solve"]
     assert pool.worker("a", SPEC) is worker
 
 
 def test_a_planner_error_comes_back_as_it_was_raised(pool):
-    job = finished(pool.worker("a", SPEC).submit("solve", pin("infeasible"), None, 1.0))
+    job = finished(pool.worker("a", SPEC).submit("solve", pin("infeasible"), None, 1.0, None))
     assert job.state == "failed" and isinstance(job.error, InfeasibleError)
     assert job.error.conflicts == ("pin layers.*.attention.wq = S(0)R",) and job.error.hint
 
 
 def test_a_fault_of_the_program_brings_its_report_and_the_worker_goes_on(pool):
     worker = pool.worker("a", SPEC)
-    job = finished(worker.submit("solve", pin("bug"), None, 1.0))
+    job = finished(worker.submit("solve", pin("bug"), None, 1.0, None))
     assert isinstance(job.error, WorkerError) and "ZeroDivisionError" in job.error.details["traceback"]
-    assert finished(worker.submit("solve", (), None, 1.0)).state == "done"
+    assert finished(worker.submit("solve", (), None, 1.0, None)).state == "done"
 
 
 def test_a_dead_worker_is_reported_and_started_again(pool):
     worker = pool.worker("a", SPEC)
-    job = finished(worker.submit("solve", pin("die"), None, 1.0))
+    job = finished(worker.submit("solve", pin("die"), None, 1.0, None))
     assert isinstance(job.error, WorkerError) and "exit code 3" in job.error.message
-    again = finished(worker.submit("solve", (), None, 1.0))
+    again = finished(worker.submit("solve", (), None, 1.0, None))
     assert again.state == "done" and again.stages[0].name == "trace"
 
 
 def test_cancel_ends_a_running_job_at_once(pool):
     worker = pool.worker("a", SPEC)
-    job = worker.submit("solve", pin("slow"), None, 1.0)
+    job = worker.submit("solve", pin("slow"), None, 1.0, None)
     while not any(stage.name == "solve" for stage in job.stages):
         time.sleep(0.02)
     start = time.monotonic()
@@ -81,7 +82,7 @@ def test_cancel_ends_a_running_job_at_once(pool):
 
 def test_a_queued_job_can_be_dropped_without_touching_the_running_one(pool):
     worker = pool.worker("a", SPEC)
-    slow = worker.submit("solve", pin("slow"), None, 1.0)
+    slow = worker.submit("solve", pin("slow"), None, 1.0, None)
     queued = worker.submit("legal", WQ)
     worker.cancel(queued)
     assert queued.state == "cancelled" and slow.active
@@ -93,7 +94,7 @@ def test_more_workers_than_room_wait_visibly_and_idle_ones_make_room():
     pool = WorkerPool(ENGINE, limit=1)
     try:
         busy = pool.worker("busy", SPEC)
-        slow = busy.submit("solve", pin("slow"), None, 1.0)
+        slow = busy.submit("solve", pin("slow"), None, 1.0, None)
         while slow.state != "running":
             time.sleep(0.02)
         other = pool.worker("other", SPEC)
@@ -107,16 +108,38 @@ def test_more_workers_than_room_wait_visibly_and_idle_ones_make_room():
         pool.close()
 
 
+def test_work_behind_another_gives_way_and_never_ends_that_one():
+    pool = WorkerPool(ENGINE, limit=1)
+    try:
+        front = pool.worker("front", SPEC)
+        behind = pool.worker("behind", SPEC, behind=front)
+        slow = behind.submit("solve", pin("slow"), None, 1.0, None)
+        while slow.state != "running":
+            time.sleep(0.02)
+        assert finished(front.submit("legal", WQ)).state == "done" and slow.state == "cancelled"
+        waiting = behind.submit("legal", WQ)
+        assert not waiting.wait(0.6) and waiting.waits_for_room and front.alive
+    finally:
+        pool.close()
+
+
+def test_a_job_that_met_the_end_of_an_idle_worker_is_done_by_a_new_one(pool):
+    worker = pool.worker("d", SPEC)
+    finished(worker.submit("ready", None))
+    worker.give_way()
+    assert finished(worker.submit("legal", WQ)).state == "done"
+
+
 def test_an_idle_worker_ends_and_opens_again():
     pool = WorkerPool(ENGINE, limit=1, idle_s=0.2)
     try:
         worker = pool.worker("a", SPEC)
-        finished(worker.submit("ready"))
+        finished(worker.submit("ready", None))
         deadline = time.monotonic() + 20
         while worker.alive and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not worker.alive
-        assert finished(worker.submit("ready")).state == "done"
+        assert finished(worker.submit("ready", None)).state == "done"
     finally:
         pool.close()
 
@@ -129,7 +152,7 @@ def test_another_spec_replaces_the_worker(pool):
 
 def test_an_engine_that_cannot_open_says_why(pool):
     missing = OpenSpec(request=SPEC.request, mesh=MESH, hardware="h100_sxm", graph_path=Path("/nowhere/graph.json.gz"))
-    job = finished(pool.worker("c", missing).submit("ready"))
+    job = finished(pool.worker("c", missing).submit("ready", None))
     assert job.state == "failed" and isinstance(job.error, WorkerError)
 
 

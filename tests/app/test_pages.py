@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import state
+from app import opening, state, work
 from app.views import explorer
 from tests.app.conftest import run
 from tests.app.synthetic import WQ
@@ -94,7 +94,7 @@ def test_opening_writes_nothing(open_app, demo):
 
 
 def test_without_a_demo_the_explorer_points_to_setup(open_app, monkeypatch, tmp_path):
-    monkeypatch.setattr(state, "DEMO_GRAPH", tmp_path / "none.json.gz")
+    monkeypatch.setattr(opening, "DEMO_GRAPH", tmp_path / "none.json.gz")
     assert "Setup page" in open_app().info[0].value
 
 
@@ -217,6 +217,30 @@ def test_cancel_keeps_everything(open_app):
     assert session(at).running is None and document(at).plan is plan and len(document(at).history.pins) == 1
 
 
+def test_an_unproved_answer_is_shown_at_once_and_its_proof_follows(open_app):
+    at = pin_everywhere(open_app(), reason="unproved")
+    solve(at)
+    assert document(at).plan.report.status == "feasible"
+    until(at, lambda: session(at).proof is None)
+    assert document(at).plan.report.status == "optimal" and "proved optimal" in session(at).note
+    again = open_app(**address(at))
+    assert document(again).plan.report.status == "optimal"
+
+
+def test_a_proof_leaves_the_page_free_and_can_be_stopped_and_begun_again(open_app):
+    at = pin_everywhere(open_app(), reason="slow proof")
+    solve(at)
+    assert "within 1 %, proof running" in strip_text(at)
+    click(at, "layers.0.attention.wo/linear/fwd#0")  # the worker in front still answers
+    press(at, "stop_proof")
+    assert session(at).proof is None and "within 1 %, not proved" in strip_text(at)
+    press(at, "prove")
+    assert session(at).proof is not None
+    press(at, "clear")
+    solve(at)  # a new question ends it
+    assert session(at).proof is None and "optimal" in strip_text(at)
+
+
 def test_export_offers_script_and_plan_with_the_checks(open_app):
     at = open_app()
     at.button_group(key="pane").set_value("Export")
@@ -314,11 +338,15 @@ def on_setup(at: AppTest) -> AppTest:
     return run(at)
 
 
-def test_the_end_of_a_job_is_drawn_even_if_one_rerun_is_lost(open_app):
+def test_a_page_that_the_browser_did_not_get_is_asked_for_again(open_app, monkeypatch):
     at = pin_everywhere(open_app())
     press(at, "solve")
     found = session(at)
     assert found.running is not None and found.running.job.wait(30)
-    assert state.poll(found) and state.poll(found)  # a lost rerun leaves the page out of date: it is asked for again
+    before = found.page
+    assert work.poll(found, before)
     run(at)
-    assert not state.poll(found) and "stale" not in strip_text(at)
+    assert "stale" not in strip_text(at) and found.page == before + 1
+    assert not work.poll(found, before), "it may be on its way"
+    monkeypatch.setattr(work, "PATIENCE_S", 0.0)
+    assert work.poll(found, before) and not work.poll(found, before + 1)

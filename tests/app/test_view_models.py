@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from app.components import markup
-from app.view_models import changes, inspector, pins, setup_form, status
+from app.view_models import changes, inspector, pins, proofs, setup_form, status
 from app.view_models.pins import PinHistory
 from app.view_models.setup_form import SetupForm
-from planner import InvalidConstraintError, ModelRequest, Pin, PlanRequest, resolve
+from planner import InvalidConstraintError, ModelRequest, Pin, Plan, PlanRequest, resolve
 from planner.mesh import Mesh
 from planner.placement import parse
 from tests.app.synthetic import MESH, WQ, make_plan, small_graph
@@ -110,7 +110,8 @@ def test_optimal_is_only_said_when_it_is_proved_and_nothing_changed():
     assert status.state(PLAN, (), infeasible=False)[0] == "optimal"
     assert status.state(PLAN, (PIN,), infeasible=False)[0] == "stale: 1 pin changed"
     unproved = replace(PLAN, report=replace(PLAN.report, status="feasible", bound_us=0.99 * PLAN.objective_us))
-    assert status.state(unproved, (), infeasible=False)[0] == "within 1 %"
+    assert status.state(unproved, (), infeasible=False)[0] == "within 1 %, not proved"
+    assert status.state(unproved, (), infeasible=False, proving=True)[0] == "within 1 %, proof running"
     assert "infeasible" in status.state(PLAN, (PIN,), infeasible=True)[0]
 
 
@@ -122,6 +123,31 @@ def test_every_number_of_the_strip_has_a_source_and_a_signed_difference():
     step = strip.quantities[0]
     assert "no overlap" in step.source and step.delta_text == "▲ +0.2"
     assert strip.quantities[3].delta_text == ""
+
+
+# ---- proofs -------------------------------------------------------------------------------------------------------------
+
+
+def with_report(plan: Plan, objective_us: float, bound_us: float) -> Plan:
+    status_now = "optimal" if bound_us == objective_us else "feasible"
+    return replace(plan, report=replace(plan.report, status=status_now, objective_us=objective_us, bound_us=bound_us))
+
+
+def test_a_proof_of_the_same_value_keeps_the_plan_that_is_shown():
+    first = with_report(PLAN, 1000.0, 990.0)
+    plan, note = proofs.settle(first, with_report(make_plan(GRAPH, MESH, (PIN,)), 1000.0, 1000.0))
+    assert plan.choices is first.choices and plan.report.status == "optimal" and "proved optimal" in note
+
+
+def test_a_better_plan_takes_over_and_says_by_how_much():
+    better = with_report(PLAN, 900.0, 900.0)
+    plan, note = proofs.settle(with_report(PLAN, 2900.0, 800.0), better)
+    assert plan is better and "2.00 ms faster" in note and "proved optimal" in note
+
+
+def test_a_search_without_a_proof_keeps_the_better_bound():
+    plan, note = proofs.settle(with_report(PLAN, 1000.0, 980.0), with_report(PLAN, 1001.0, 990.0))
+    assert (plan.report.bound_us, plan.report.status) == (990.0, "feasible") and "within 1 %" in note
 
 
 # ---- inspector ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,12 @@ class Tab:
 
     def legal(self) -> None:
         """Waits until the worker has said which placements are legal."""
-        self.page.get_by_text("To, per axis").wait_for(timeout=120_000)
+        self.page.get_by_text("To, per axis").first.wait_for(timeout=120_000)
+        self.settled()
+
+    def settled(self) -> None:
+        """Waits until no run is under way: what an earlier page left behind is gone then."""
+        self.page.locator("[data-test-script-state=notRunning]").wait_for(timeout=60_000)
 
 
 def free_port() -> int:
@@ -104,10 +109,17 @@ def quick_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield from serve(tmp_path_factory.mktemp("quick"), {"PLAN_EXPLORER_ENGINE": "tests.app.fake_engine:FakeEngine"})
 
 
-def serve(folder: Path, environment: dict[str, str]) -> Iterator[str]:
+@pytest.fixture(scope="session")
+def losing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The same as `quick_server`, losing messages (see losing_server.py)."""
+    environment = {"PLAN_EXPLORER_ENGINE": "tests.app.fake_engine:FakeEngine"}
+    yield from serve(tmp_path_factory.mktemp("losing"), environment, [str(Path(__file__).parent / "losing_server.py")])
+
+
+def serve(folder: Path, environment: dict[str, str], program: Sequence[str] = ("-m", "streamlit")) -> Iterator[str]:
     port = free_port()
     command = [
-        sys.executable, "-m", "streamlit", "run", "app/main.py", "--server.port", str(port), "--server.fileWatcherType", "none",
+        sys.executable, *program, "run", "app/main.py", "--server.port", str(port), 
         "--", "--workspace", str(folder / "workspace"),
     ]  # fmt: skip
     with (folder / "server.log").open("w") as log:

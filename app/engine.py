@@ -1,0 +1,100 @@
+"""The child side of a worker: holds one model open on the real planner and answers commands.
+
+This module imports neither torch nor streamlit by itself; tracing loads torch when a command needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from planner import BoundaryPlacement, JointGraph, Mesh, ModelRequest, Pin, Plan, PlannerError, Workbench, export, trace
+
+PLANNER_ENGINE = "app.engine:PlannerEngine"
+WARM_UP_S = 60.0
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenSpec:
+    """What a worker holds open: a model (its saved graph, or how to trace it) on a mesh and hardware."""
+
+    request: ModelRequest
+    mesh: Mesh
+    hardware: str
+    optimizer: str = "adamw"
+    graph_path: Path | None = None
+
+
+class PlannerEngine:
+    """The commands of a worker, on the real planner. Lives in the child process."""
+
+    def __init__(self, spec: OpenSpec, progress: Progress) -> None:
+        if spec.graph_path is not None:
+            progress("read the graph")
+            graph = JointGraph.load(spec.graph_path)
+        else:
+            progress("trace")
+            graph = trace(spec.request)
+        progress("strategies and prices")
+        self.bench = Workbench.build(graph, spec.mesh, spec.hardware, optimizer=spec.optimizer)
+        progress("compile")
+        self.bench.warm_up()
+
+    def ready(self, progress: Progress, memory_bytes: int | None) -> None:
+        """Solve once without pins: every later solve starts from there."""
+        self.solve(progress, (), memory_bytes, WARM_UP_S, False)
+
+    def start(self, progress: Progress, memory_bytes: int | None, time_limit_s: float) -> tuple[JointGraph, Plan]:
+        return self.bench.graph, self.solve(progress, (), memory_bytes, time_limit_s, False)
+
+    def legal(self, progress: Progress, key: str, output: int = 0) -> tuple[Any, ...]:
+        return self.bench.legal(key, output)
+
+    def solve(
+        self, progress: Progress, pins: tuple[Pin, ...], memory_bytes: int | None, time_limit_s: float, exact: bool | None
+    ) -> Plan:
+        """`exact` False answers at once with a gap; None may go on to prove it. A pin on an input or output replaces the
+        model's own boundary for that tensor."""
+        progress("solve")
+        pinned = {pin.where for pin in pins}
+        defaults = self.bench.default_constraints(memory_bytes)
+        kept = tuple(c for c in defaults if not (isinstance(c, BoundaryPlacement) and c.where in pinned))
+        return self.bench.solve((*kept, *pins), time_limit_s=time_limit_s, exact=exact)
+
+    def export(self, progress: Progress, plan: Plan) -> Any:
+        return export(plan, self.bench.graph, verify=True, progress=progress)
+
+
+def serve(connection: Connection, engine_path: str) -> None:
+    """Main loop of a worker process: (command, arguments) in, ("progress"|"done"|"failed"|"crashed", value) out."""
+    module, _, name = engine_path.partition(":")
+    engine: Any = None
+    if hasattr(os, "nice"):
+        os.nice(5)  # the pages come first
+
+    def progress(stage: str) -> None:
+        connection.send(("progress", stage))
+
+    while True:
+        try:
+            command, arguments = connection.recv()
+        except EOFError:
+            return
+        try:
+            if command == "open":
+                engine = getattr(import_module(module), name)(*arguments, progress)
+                connection.send(("done", None))
+            else:
+                connection.send(("done", getattr(engine, command)(progress, *arguments)))
+        except PlannerError as error:
+            connection.send(("failed", error))
+        except Exception as error:
+            connection.send(("crashed", (f"{type(error).__name__}: {error}", traceback.format_exc())))

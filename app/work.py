@@ -1,0 +1,235 @@
+"""The jobs of a session: start, solve, prove, export; what is legal at a tensor; and what becomes of their results.
+
+A solve answers as soon as there is a plan with a bound. If the bound does not prove it, the proof goes on in a second worker,
+behind the first one, which stays free for the next question.
+"""
+
+from __future__ import annotations
+
+import time
+
+from app import drafts
+from app.engine import OpenSpec
+from app.jobs import Job, Running, Worker
+from app.state import Document, Session, pool, select, show
+from app.view_models.proofs import settle
+from app.view_models.setup_form import describe
+from app.workspace import new_id
+from planner import InfeasibleError, PlanRequest
+
+SOLVE_LIMIT_S = 60.0
+PATIENCE_S = 3.0
+"""A page that was asked for and has not arrived after this long is asked for again."""
+
+
+def _spec(document: Document) -> OpenSpec:
+    plan = document.plan
+    return OpenSpec(
+        request=plan.request, mesh=plan.mesh, hardware=plan.hardware_name, optimizer=plan.memory_policy.optimizer,
+        graph_path=document.graph_path,
+    )  # fmt: skip
+
+
+def _worker(document: Document) -> Worker:
+    return pool().worker(document.draft, _spec(document))
+
+
+# ---- small questions ---------------------------------------------------------------------------------------------------
+
+
+def warm_worker(found: Session) -> None:
+    """Opens the plan in a worker and solves it there once, so that the first question is answered quickly."""
+    document = found.document
+    if document is not None and "" not in found.legal:
+        found.legal[""] = _worker(document).submit("ready", document.memory_bytes)
+
+
+def legal(found: Session, key: str) -> Job:
+    """The job that finds what the output of a node can be pinned to; asked once per key and kept while it is good."""
+    assert found.document is not None
+    known = found.legal.get(key)
+    if known is not None and (known.active or known.state == "done"):
+        return known
+    worker = _worker(found.document)
+    for other, job in found.legal.items():
+        if other and job.state == "queued":
+            worker.cancel(job)  # the selection has moved on
+    found.legal[key] = worker.submit("legal", key)
+    return found.legal[key]
+
+
+def forget_failed(found: Session, key: str) -> None:
+    found.legal.pop(key, None)
+
+
+# ---- long jobs ---------------------------------------------------------------------------------------------------------
+
+
+def start(found: Session, request: PlanRequest) -> None:
+    """Trace (unless that model is open), price and solve as a new draft. What is open stays until the new plan is there."""
+    cancel(found)
+    document, draft = found.document, new_id()
+    keep = document is not None and document.plan.request == request.sized_model
+    spec = OpenSpec(
+        request=request.sized_model, mesh=request.mesh, hardware=request.hardware, optimizer=request.optimizer,
+        graph_path=document.graph_path if keep and document is not None else None,
+    )  # fmt: skip
+    worker = pool().worker(draft, spec)
+    job = worker.submit("start", request.memory_bytes, request.time_limit_s)
+    _run(found, Running(kind="start", job=job, worker=worker, draft=draft, request=request))
+
+
+def solve(found: Session) -> None:
+    """Solve again with the pins as they are now."""
+    document = found.document
+    assert document is not None
+    stop_proof(found)
+    worker = _worker(document)
+    job = worker.submit("solve", document.history.pins, document.memory_bytes, SOLVE_LIMIT_S, False)
+    _run(found, Running(kind="solve", job=job, worker=worker, draft=document.draft))
+
+
+def prove(found: Session, time_limit_s: float = SOLVE_LIMIT_S) -> None:
+    """Look for a proof, or a better plan, of the plan that is open."""
+    document = found.document
+    assert document is not None
+    stop_proof(found)
+    draft = f"{document.draft} proof"
+    worker = pool().worker(draft, _spec(document), behind=_worker(document))
+    job = worker.submit("solve", document.plan.pins, document.memory_bytes, time_limit_s, None)
+    found.proof = Running(kind="proof", job=job, worker=worker, draft=draft, plan_id=document.plan.plan_id)
+
+
+def export(found: Session) -> None:
+    document = found.document
+    assert document is not None
+    worker = _worker(document)
+    job = worker.submit("export", document.plan)
+    _run(found, Running(kind="export", job=job, worker=worker, draft=document.draft, plan_id=document.plan.plan_id))
+
+
+def _run(found: Session, running: Running) -> None:
+    found.running, found.error, found.note = running, None, ""
+
+
+def cancel(found: Session) -> None:
+    """Ends the running job. The plan, the pins and what was exported stay."""
+    running = found.running
+    if running is None:
+        return
+    running.worker.cancel(running.job)
+    if running.kind == "start":
+        pool().forget(running.draft)
+    found.running = None
+
+
+def stop_proof(found: Session) -> None:
+    """Ends the background proof and its process. The plan stays with the gap it has."""
+    if found.proof is not None:
+        found.proof.job.end("cancelled")
+        pool().forget(found.proof.draft)
+        found.proof = None
+
+
+# ---- results -----------------------------------------------------------------------------------------------------------
+
+
+def poll(found: Session, shown: int | None = None) -> bool:
+    """Takes over the results of jobs that have ended. Whether the whole page must be drawn (again).
+
+    `shown` is the page that the browser has drawn, if it said so: a page that was drawn here can be lost on its way.
+    """
+    _collect(found)
+    arrived = found.page if shown is None else min(shown, found.page)
+    on_its_way = found.page >= found.wanted and time.monotonic() - found.asked < PATIENCE_S
+    return arrived < found.wanted and not on_its_way
+
+
+def begin_page(found: Session) -> None:
+    """The whole page is being drawn, with the results of all jobs that have ended."""
+    _collect(found)
+    found.page += 1
+    found.asked = time.monotonic()
+
+
+def _collect(found: Session) -> None:
+    ended = [running for running in (found.running, found.proof) if running is not None and not running.job.active]
+    for running in ended:
+        found.wanted = found.page + 1
+        if running is found.running:
+            found.running = None
+            _take_over(found, running)
+        elif running is found.proof:  # taking over the other one may have stopped it
+            found.proof = None
+            _take_over_proof(found, running)
+
+
+def _take_over(found: Session, running: Running) -> None:
+    job = running.job
+    if job.state == "cancelled":
+        return
+    if job.error is not None:
+        found.error = job.error
+        found.infeasible = running.kind == "solve" and isinstance(job.error, InfeasibleError)
+        if running.kind == "start":
+            pool().forget(running.draft)
+        return
+    {"start": _started, "solve": _solved, "export": _exported}[running.kind](found, running)
+
+
+def _started(found: Session, running: Running) -> None:
+    graph, plan = running.job.result
+    assert running.request is not None
+    stop_proof(found)
+    if found.document is not None:
+        pool().forget(found.document.draft)
+    select(found, None)
+    document = Document(
+        project=f"{plan.request.model.rpartition('/')[2]}-{graph.fingerprint[:8]}".replace(".", "-").replace(":", "-"),
+        draft=running.draft, graph=graph, graph_path=running.worker.spec.graph_path, plan=plan,
+        memory_bytes=running.request.memory_bytes,
+    )  # fmt: skip
+    show(found, document)
+    drafts.store(found)
+    found.arrived = True
+    _prove_if_open(found, running.request.time_limit_s)
+
+
+def _solved(found: Session, running: Running) -> None:
+    """The new plan's parent is the one it was solved from; an equal plan keeps the old comparison."""
+    document, plan = found.document, running.job.result
+    assert document is not None
+    if plan.plan_id != document.plan.plan_id:
+        drafts.set_plan(found, plan, document.plan)
+    found.infeasible, found.error = False, None
+    _prove_if_open(found, SOLVE_LIMIT_S)
+
+
+def _prove_if_open(found: Session, time_limit_s: float) -> None:
+    if found.document is not None and found.document.plan.report.status != "optimal":
+        prove(found, time_limit_s)
+
+
+def _exported(found: Session, running: Running) -> None:
+    found.exported = (running.plan_id, running.job.result)
+
+
+def _take_over_proof(found: Session, running: Running) -> None:
+    """What was found takes the place of the plan it was asked about, if that is still open."""
+    document, job = found.document, running.job
+    pool().forget(running.draft)
+    if document is None or document.plan.plan_id != running.plan_id or job.state == "cancelled":
+        return
+    if job.error is not None:
+        found.note = f"The search for a proof ended: {describe(job.error)}"
+        return
+    plan, found.note = settle(document.plan, job.result)
+    drafts.set_plan(found, plan, document.base)
+    found.exported = None
+
+
+def elapsed_text(job: Job) -> str:
+    """`trace 12 s, solve 3 s`"""
+    stages = tuple(job.stages)
+    ends = [*(stage.started for stage in stages[1:]), job.finished or time.monotonic()]
+    return ", ".join(f"{stage.name} {end - stage.started:.0f} s" for stage, end in zip(stages, ends, strict=False))
