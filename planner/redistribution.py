@@ -201,22 +201,32 @@ def cheapest_routes(lattice: Lattice, price: Callable[[MoveGroup], np.ndarray], 
     groups = tuple(g for g in move_groups(lattice) if allow_reductions or not g.reduce_op)
     prices: Sequence[np.ndarray] = [price(group) for group in groups]
     size = len(lattice)
-    table = np.full((size, size), IMPOSSIBLE_US)
-    np.fill_diagonal(table, 0.0)
+    to_from = np.full((size, size), IMPOSSIBLE_US)  # [target, source]: the rows that a group reads and writes lie together
+    np.fill_diagonal(to_from, 0.0)
     previous = np.full((size, size), -1, np.int32)
     last = np.full((size, size), -1, np.int16)
+    written = np.zeros(size, np.int64)  # when a row was last improved
+    read = np.full(len(groups), -1, np.int64)  # when a group last read
+    now = 0
     changed = True
     while changed:
         changed = False
         for number, (group, us) in enumerate(zip(groups, prices, strict=True)):
-            offered = table[:, group.source] + us
-            better = offered < table[:, group.target] - 1e-9
+            fresh = np.flatnonzero(written[group.source] > read[number])
+            if not len(fresh):
+                continue
+            now += 1
+            read[number] = now
+            here, there = group.source[fresh], group.target[fresh]
+            offered = to_from[here] + us[fresh, None]
+            better = offered < to_from[there] - 1e-9
             if better.any():
                 changed = True
-                row, column = np.nonzero(better)
-                to = group.target[column]
-                table[row, to] = offered[row, column]
-                previous[row, to] = group.source[column]
-                last[row, to] = number
+                row, source = np.nonzero(better)
+                to_from[there[row], source] = offered[row, source]
+                previous[source, there[row]] = here[row]
+                last[source, there[row]] = number
+                written[there[row]] = now
+    table = np.ascontiguousarray(to_from.T)
     table.setflags(write=False)
     return Routes(lattice, groups, tuple(prices), table, previous, last)
