@@ -28,6 +28,10 @@ _WINDOW_SWEEPS = (6, 12, 24, 24, 24, 24, 24, 12)
 _WINDOW_PART = 0.005
 """In a window, what brings less than this part of the gap is not worth a sweep."""
 
+_NOTICEABLE = 1e-5
+_FAR = 1e-2
+"""Relative gap above which every fourth mending is not confined to the window."""
+
 _LEAP_SWEEPS = 2
 
 
@@ -123,7 +127,7 @@ class MessagePassing:
         """Sweep, decode and mend until proved, stuck or out of time.
 
         `start` is a plan to begin with. `window` (bool per node) says where prices changed: messages settle there before
-        each round of whole sweeps, and mending is confined to it.
+        each round of whole sweeps, and mending is confined to it, except now and then while the plan is far from its bound.
         """
         lay, penalty = self.layout, self.penalty_us()
         everyone = np.ones(lay.num_nodes, np.bool_)
@@ -156,12 +160,13 @@ class MessagePassing:
                 break
             rounds += 1
             if rounds % effort.mend_every == 0:
-                value = self._mend(best, value, penalty, _orders(rng, members))
+                far = value - bound > _FAR * abs(bound) and rounds % (4 * effort.mend_every) == 0
+                value = self._mend(best, value, penalty, _orders(rng, np.arange(lay.num_nodes) if far else members))
             if effort.suffices(value, bound):
                 break
             small = TOLERANCE * abs(bound)
             if window is not None and value < np.inf:
-                small = max(small, _WINDOW_PART * (value - bound))
+                small = max(small, min(_WINDOW_PART * (value - bound), _NOTICEABLE * abs(bound)))
             stuck = 0 if value < before[0] - small or bound > before[1] + small else stuck + 1
             if stuck >= effort.patience or swept < count:
                 break
