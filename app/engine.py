@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,13 +24,13 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class OpenSpec:
-    """What a worker holds open: a model (its saved graph, or how to trace it) on a mesh and hardware."""
+    """What a worker holds open: a model on a mesh and hardware. `graph_path` saves the trace; the graph is the same without."""
 
     request: ModelRequest
     mesh: Mesh
     hardware: str
     optimizer: str = "adamw"
-    graph_path: Path | None = None
+    graph_path: Path | None = field(default=None, compare=False)
 
 
 class PlannerEngine:

@@ -247,6 +247,7 @@ class WorkerPool:
         with self._changed:
             known = self._workers.get(key)
             if known is not None and known.spec == spec:
+                known.spec = spec if spec.graph_path is not None else known.spec
                 return known
             if known is not None:
                 known.close()

@@ -33,7 +33,11 @@ def main() -> None:
         st.switch_page(pages["explorer"])
     state.write_address(found)
     strip.draw(found)
-    current.run()
+    try:
+        current.run()
+    except Exception:
+        end_mark(found.page)  # the page ends with its error
+        raise
     st.session_state["page"] = current.title
     end_mark(found.page)
 

@@ -59,7 +59,8 @@ class Session:
         exported: the last export and the id of its plan.
         arrived: a new plan waits to be shown on the Explorer page.
         page: number of the last run of the whole page; `wanted` is the first page that shows how the last job ended, and
-            `asked` when the last run began (monotonic seconds); `beat` the number of the browser's last beat.
+            `asked` when the last run began (monotonic seconds); `beat` the number of the browser's last beat;
+            `lost` how many pages in a row did not arrive.
     """
 
     document: Document | None = None
@@ -83,6 +84,7 @@ class Session:
     wanted: int = 0
     asked: float = 0.0
     beat: float = 0.0
+    lost: int = 0
 
 
 def is_new() -> bool:

@@ -7,11 +7,12 @@ behind the first one, which stays free for the next question.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from app import drafts
 from app.engine import OpenSpec
 from app.jobs import Job, Running, Worker
-from app.state import Document, Session, pool, select, show
+from app.state import Document, Session, pool, select, show, workspace
 from app.view_models.proofs import settle
 from app.view_models.setup_form import describe
 from app.workspace import new_id
@@ -137,12 +138,18 @@ def stop_proof(found: Session) -> None:
 def poll(found: Session, shown: int | None = None) -> bool:
     """Takes over the results of jobs that have ended. Whether the whole page must be drawn (again).
 
-    `shown` is the page that the browser has drawn, if it said so: a page that was drawn here can be lost on its way.
+    `shown` is the page that the browser has drawn, if it said so: a page that was drawn here can be lost on its way. It is
+    waited for, twice as long each time, so that a slow machine is not kept busy with pages that nobody sees.
     """
     _collect(found)
-    arrived = found.page if shown is None else min(shown, found.page)
-    on_its_way = found.page >= found.wanted and time.monotonic() - found.asked < PATIENCE_S
-    return arrived < found.wanted and not on_its_way
+    if found.page < found.wanted:
+        return True
+    if shown is None or shown >= found.page:
+        found.lost = 0 if shown is not None else found.lost
+        return False
+    lost = time.monotonic() - found.asked > PATIENCE_S * 2**found.lost
+    found.lost += lost
+    return lost
 
 
 def begin_page(found: Session) -> None:
@@ -191,6 +198,8 @@ def _started(found: Session, running: Running) -> None:
     )  # fmt: skip
     show(found, document)
     drafts.store(found)
+    if found.stored:
+        found.document = replace(document, graph_path=workspace().graph_path(document.project, graph.fingerprint))
     found.arrived = True
     _prove_if_open(found, running.request.time_limit_s)
 

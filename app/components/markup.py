@@ -6,7 +6,7 @@ import re
 from html import escape
 
 from app.view_models.inspector import TensorRow
-from app.view_models.status import Strip
+from app.view_models.status import Quantity, Strip
 
 CHIP_COLOURS = ("#2563eb", "#0f766e", "#7c3aed", "#be185d")
 PENDING_COLOUR = "#b45309"
@@ -15,7 +15,8 @@ PAGE_STYLE = """
 <style>
 [data-testid="stMainBlockContainer"] { padding: 4.1rem 1.6rem 2rem; }
 [data-testid="stVerticalBlock"] { gap: 0.7rem; }
-.st-key-explorer > :first-child { position: sticky; top: 4rem; align-self: flex-start; }
+.st-key-panel { height: max(440px, calc(100vh - 9.6rem)); overflow-y: auto; scrollbar-width: thin; }
+[class*="st-key-pulse"], [data-testid="stElementContainer"]:has(.page-end) { position: absolute; }
 </style>
 """
 
@@ -83,6 +84,14 @@ def tensor_table(rows: tuple[TensorRow, ...], caption: str) -> str:
             f"<tr><td><code>{escape(row.name)}</code><br>{shapes}<br>{source}{chips(row.placement)}{moves}{cost}</td></tr>"
         )
     return f'{STYLE}<div class="px"><span class="soft">{escape(caption)}</span><table>{"".join(lines)}</table></div>'
+
+
+def number_table(quantities: tuple[Quantity, ...]) -> str:
+    """Name, value and source of each number."""
+    rows = "".join(
+        f"<tr><td>{escape(q.label)}</td><td><b>{escape(q.text)}</b></td><td>{escape(q.source)}</td></tr>" for q in quantities
+    )
+    return f'{STYLE}<div class="px"><table>{rows}</table></div>'
 
 
 def change_row(name: str, before: str, after: str, count: int) -> str:

@@ -107,8 +107,7 @@ def _group_name(graph: JointGraph, group: list[int]) -> str:
     reads = {graph.nodes[ref.node].kind for i in group for ref in graph.nodes[i].operands}
     if graph.loss.node in group or "tangent" in reads:
         return "loss"
-    lines = [graph.nodes[i].source.rpartition(":")[2] for i in group if graph.nodes[i].source]
-    return f"line {lines[0]}" if lines else "ops"
+    return next((graph.nodes[i].source for i in group if graph.nodes[i].source), "ops")
 
 
 def _boxes(drawn: DrawnGraph) -> list[tuple[str, str, str, bool, int]]:

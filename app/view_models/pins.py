@@ -133,7 +133,7 @@ def pinned_keys(graph: JointGraph, pins: Iterable[Pin]) -> tuple[dict[str, str],
 
 def num_changed(pins: Pins, plan: Plan) -> int:
     """How many pins were added, removed or altered since the plan was solved."""
-    return len({(p.where, p.placements) for p in pins} ^ {(p.where, p.placements) for p in plan.pins})
+    return len({where for where, _ in {(p.where, p.placements) for p in pins} ^ {(p.where, p.placements) for p in plan.pins}})
 
 
 # ---- the log ------------------------------------------------------------------------------------------------------------

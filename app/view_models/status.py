@@ -117,7 +117,7 @@ def _volumes(plan: Plan, base: Plan | None) -> tuple[Quantity, ...]:
     before = {axis: sum(kinds.values()) for axis, kinds in base.comm_bytes.items()} if base else {}
     return tuple(
         Quantity(
-            label=axis, value=now.get(axis, 0) / GB, unit="GB", digits=2,
+            label=f"traffic {axis}", value=now.get(axis, 0) / GB, unit="GB", digits=2,
             source=f"full bytes of all collectives over {axis}, one step, one rank (GB = 10⁹)",
             delta=(now.get(axis, 0) - before.get(axis, 0)) / GB if base else None,
         )

@@ -32,7 +32,7 @@ def _inspect(found: state.Session) -> None:
     assert document is not None
     seen = inspector.inspect(document.graph, document.plan, found.selected) if found.selected else None
     if seen is None:
-        st.info("Click a box to inspect it; a module opens. The Keys button in the graph lists the keyboard.")
+        st.info("Click a module to open it, an op to inspect and pin it. The Keys button in the graph lists the keyboard.")
         return
     with st.container(border=True, key="inspector"):
         several = f" · {len(found.group)} ops selected" if len(found.group) > 1 else ""

@@ -73,8 +73,7 @@ def _running(found: state.Session, running: Running) -> None:
 
 
 def _sources(data: status.Strip) -> None:
-    rows = {"number": [q.label for q in data.quantities], "value": [q.text for q in data.quantities]}
-    st.dataframe({**rows, "where it comes from": [q.source for q in data.quantities]}, hide_index=True, width=760)
+    st.html(markup.number_table(data.quantities), width=620)
     st.caption(
         "Predicted, not measured. GiB = 2³⁰ bytes, GB = 10⁹ bytes. Not modelled: overlap of computation and communication."
     )

@@ -83,7 +83,7 @@ def strip_text(at: AppTest) -> str:
 
 def test_the_app_opens_on_the_demo_and_says_what_to_do(open_app):
     at = open_app()
-    assert "Click a box" in at.info[0].value
+    assert "Click a module" in at.info[0].value
     text = strip_text(at)
     assert "fits, 72.0 GiB free" in text and "optimal" in text and "serial, no overlap" in text
 
@@ -349,4 +349,4 @@ def test_a_page_that_the_browser_did_not_get_is_asked_for_again(open_app, monkey
     assert "stale" not in strip_text(at) and found.page == before + 1
     assert not work.poll(found, before), "it may be on its way"
     monkeypatch.setattr(work, "PATIENCE_S", 0.0)
-    assert work.poll(found, before) and not work.poll(found, before + 1)
+    assert work.poll(found, before) and not work.poll(found, before + 1) and not work.poll(found)

@@ -1,7 +1,7 @@
 // Layout of one module at a time with dagre, so that opening a module leaves the inside of the others as it was.
 
 const OP = { width: 184, height: 44 };
-const MODULE = { width: 212, height: 62 };
+const MODULE = { width: 224, height: 62 };
 const PADDING = 14;
 const HEADER = 28;
 const COLUMN_GAP = 64;

@@ -290,7 +290,7 @@ class PlanGraphView {
     if (isOpen) return group;
     this.drawHeat(group, total("value") / modules.length / this.hottest.module, height);
     svg("title", {}, group, `${name}${times}\n${facts.join("\n")}`);
-    svg("text", { x: 12, y: 35, class: "small" }, group, shorten(facts.join(" · "), 40));
+    svg("text", { x: 12, y: 35, class: "small" }, group, shorten(facts.join(" · "), 44));
     this.drawShares(group, sums, width);
     return group;
   }

@@ -29,7 +29,7 @@ class Beat(NamedTuple):
 
 
 def pulse(key: str, *, page: int, busy: bool) -> Beat | None:
-    """Reruns the fragment around it every 0.4 s while `busy`, and if page number `page` does not arrive."""
+    """Reruns the fragment around it every 0.2 s (later 0.6 s) while `busy`, and if page number `page` does not arrive."""
     state = _component(key=key, data={"page": page, "busy": busy}, default={"beat": None}, on_beat_change=lambda: None)
     beat = getattr(state, "beat", None)
     return Beat(int(beat["page"]), float(beat["number"])) if beat else None
