@@ -34,7 +34,8 @@ def pin_form(found: state.Session) -> None:
     label = st.segmented_control("Pin", labels, default=labels[0], required=True, key=f"target {found.selected}")
     chosen: PinTarget = targets[labels.index(label)] if label in labels else targets[0]
     work.legal(found, chosen.key).wait(0.15)  # a warm worker answers sooner
-    st.fragment(_placements)(chosen)
+    with st.container(key="placements"):
+        st.fragment(_placements)(chosen)
 
 
 def _placements(target: PinTarget) -> None:

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import opening
+from app import opening, state, work
+from app.jobs import WorkerPool
 from tests.app.synthetic import make_plan, small_graph
 
 MAIN = str(Path(opening.__file__).parent / "main.py")
 
 
 @pytest.fixture
-def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPool]:
+    """Workers of this test alone, with the fake planner."""
+    found = WorkerPool("tests.app.fake_engine:FakeEngine", limit=3)
+    monkeypatch.setattr(state, "pool", lambda: found)
+    for module in (work, opening):
+        monkeypatch.setattr(module, "pool", lambda: found)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: WorkerPool) -> Path:
     """The demo is a four-layer made-up model; the workspace is empty. Returns the workspace folder."""
     graph = small_graph()
     graph_path, plan_path, folder = tmp_path / "g.json.gz", tmp_path / "p.json.gz", tmp_path / "workspace"
@@ -25,7 +37,6 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(opening, "DEMO_GRAPH", graph_path)
     monkeypatch.setattr(opening, "DEMO_PLAN", plan_path)
     monkeypatch.setenv("PLAN_EXPLORER_WORKSPACE", str(folder))
-    monkeypatch.setenv("PLAN_EXPLORER_ENGINE", "tests.app.fake_engine:FakeEngine")
     return folder
 
 
