@@ -60,5 +60,6 @@ FACTORY_OPS = frozenset({
     "aten.new_zeros.default", "aten.zeros_like.default", "aten.ones_like.default", "aten.full_like.default", "aten.full.default",
     "aten.new_full.default", "aten.scalar_tensor.default", "aten.zeros.default", "aten.ones.default", "aten.new_ones.default",
     "aten.arange.default", "aten.arange.start", "aten.arange.start_step", "aten.empty_like.default", "aten.new_empty.default",
+    "aten.new_empty_strided.default", "aten.empty.memory_format",
 })  # fmt: skip
 """Ops that make a tensor without reading data: their operands (shape templates) are no edges."""

@@ -190,6 +190,23 @@ SAME_CALL = {
     "aten._conj.default": "torch.conj", "aten.bmm.default": "torch.bmm",
     "aten.sum.default": "torch.sum", "aten.sum.dim_IntList": "torch.sum", "aten.amax.default": "torch.amax",
     "aten._softmax.default": "aten._softmax", "aten._log_softmax.default": "aten._log_softmax",
+    "aten.erf.default": "torch.erf", "aten.log1p.default": "torch.log1p", "aten.expm1.default": "torch.expm1",
+    "aten.exp2.default": "torch.exp2", "aten.log2.default": "torch.log2", "aten.atan.default": "torch.atan",
+    "aten.sgn.default": "torch.sgn", "aten.floor.default": "torch.floor", "aten.lerp.Scalar": "torch.lerp",
+    "aten.floor_divide.default": "torch.floor_divide", "aten.remainder.Scalar": "torch.remainder",
+    "aten.isnan.default": "torch.isnan", "aten.bitwise_xor.Tensor": "torch.bitwise_xor",
+    "aten.amin.default": "torch.amin", "aten.max.dim": "torch.max", "aten.min.dim": "torch.min", "aten.max.default": "torch.max",
+    "aten.min.default": "torch.min", "aten.prod.dim_int": "torch.prod", "aten.argmax.default": "torch.argmax",
+    "aten.argmin.default": "torch.argmin", "aten.any.dim": "torch.any", "aten.any.default": "torch.any",
+    "aten.all.default": "torch.all", "aten.all.dim": "torch.all", "aten.cumsum.default": "torch.cumsum",
+    "aten.cumprod.default": "torch.cumprod", "aten.logcumsumexp.default": "torch.logcumsumexp", "aten.topk.default": "torch.topk",
+    "aten.sort.default": "torch.sort", "aten.flip.default": "torch.flip", "aten.roll.default": "torch.roll",
+    "aten.repeat.default": "aten.repeat", "aten.constant_pad_nd.default": "aten.constant_pad_nd",
+    "aten.diagonal.default": "torch.diagonal", "aten.diagonal_scatter.default": "torch.diagonal_scatter",
+    "aten.unfold.default": "aten.unfold", "aten.bucketize.Tensor": "torch.bucketize",
+    "aten.avg_pool2d.default": "aten.avg_pool2d", "aten.avg_pool2d_backward.default": "aten.avg_pool2d_backward",
+    "aten.max_pool2d_with_indices.default": "aten.max_pool2d_with_indices",
+    "aten.max_pool2d_with_indices_backward.default": "aten.max_pool2d_with_indices_backward",
     "aten._softmax_backward_data.default": "aten._softmax_backward_data",
     "aten._log_softmax_backward_data.default": "aten._log_softmax_backward_data",
 }  # fmt: skip
@@ -311,7 +328,7 @@ def _scatter_part(site: Site) -> str:
 
 # ---- ops that make tensors from nothing -----------------------------------------------------------------------------
 @lowering("aten.zeros.default", "aten.new_zeros.default", "aten.zeros_like.default", "aten.empty.memory_format",
-          "aten.empty_like.default", "aten.new_empty.default")  # fmt: skip
+          "aten.empty_like.default", "aten.new_empty.default", "aten.new_empty_strided.default")  # fmt: skip
 def _zeros(site: Site) -> str:
     return f"torch.zeros({site.local_shape()}, dtype={site.out_dtype()}, device=DEVICE)"
 
@@ -378,9 +395,10 @@ def _embedding_backward(site: Site) -> str:
         if by_frequency != "False" and any(one == Partial() for one in site.out):
             raise site.error("gradients scaled by frequency need all indices")
         return f"aten.embedding_dense_backward({grad}, {index}, {length}, {padding_idx}, {by_frequency})"
-    if padding_idx != "-1" or by_frequency != "False":
-        raise site.error("a padding index or scaling by frequency is not written for a table that is split along its rows")
-    return f"masked_embedding_backward({grad}, {index}, {length}, {axes})"
+    if by_frequency != "False":
+        raise site.error("scaling by frequency is not written for a table that is split along its rows")
+    padding = "" if padding_idx == "-1" else f", {padding_idx}"
+    return f"masked_embedding_backward({grad}, {index}, {length}, {axes}{padding})"
 
 
 @lowering("aten.gather.default")
@@ -400,25 +418,33 @@ def _scatter(site: Site) -> str:
     )
 
 
-@lowering("aten.index.Tensor")
+@lowering("aten.index.Tensor", "aten._unsafe_index.Tensor", "aten.index_put.default", "aten._unsafe_index_put.default")
 def _index(site: Site) -> str:
-    _refuse_split_index(site)
-    return call("aten.index", site)
-
-
-@lowering("aten.index_put.default")
-def _index_put(site: Site) -> str:
-    _refuse_split_index(site)
-    return call("aten.index_put", site)
-
-
-def _refuse_split_index(site: Site) -> None:
-    """Indexing with tensors of positions is the same on pieces if the indexed dims and the positions are whole."""
+    """Indexing with tensors of positions is the same on pieces if the indexed dims are whole."""
     listed = site.node.args[1]
     assert isinstance(listed, tuple)
     for dim, index in enumerate(listed):
-        if isinstance(index, OperandRef):
-            if site.axes(site.operand(0), dim):
-                raise site.error(f"it indexes dim {dim}, which is split")
-            if any(not isinstance(one, Replicate) for one in site.operand(index.index)):
-                raise site.error("its positions are split")
+        if isinstance(index, OperandRef) and site.axes(site.operand(0), dim):
+            raise site.error(f"it indexes dim {dim}, which is split")
+    return call(f"aten.{site.node.op.split('.')[1].removeprefix('_unsafe_')}", site)
+
+
+# ---- convolutions: sizes of channels among the arguments ------------------------------------------------------------
+@lowering("aten.convolution.default")
+def _convolution(site: Site) -> str:
+    *args, groups = site.args
+    return f"aten.convolution({', '.join(args)}, {_groups(site, groups, 0)})"
+
+
+@lowering("aten.convolution_backward.default")
+def _convolution_backward(site: Site) -> str:
+    args = list(site.args)
+    if site.node.args[3]:
+        args[3] = f"[{site.local_size(0, 1)}]"
+    args[9] = _groups(site, args[9], 1)
+    return f"aten.convolution_backward({', '.join(args)})"
+
+
+def _groups(site: Site, groups: str, x: int) -> str:
+    """Groups of a piece: if channels of a grouped convolution are split, every group is one channel."""
+    return site.local_size(x, 1) if site.axes(site.operand(x), 1) and groups != "1" else groups

@@ -142,7 +142,7 @@ def keep_products_whole(captured: fx.GraphModule) -> None:
         elif node.target is torch.einsum and isinstance(node.args[0], str):
             operands = node.args[1] if isinstance(node.args[1], list | tuple) else node.args[1:]
             if einsum.equation_fits(node.args[0], len(operands)):
-                node.target, node.args = einsum.einsum, (node.args[0].replace(" ", ""), *operands)
+                node.target, node.args = einsum.product, (node.args[0].replace(" ", ""), *operands)
     captured.recompile()
 
 

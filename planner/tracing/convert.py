@@ -186,11 +186,12 @@ def _read_op(node: fx.Node, where: dict[fx.Node, Use], draft: JointDraft) -> Dra
             hint="Write this step with tensors and numbers.",
         )  # fmt: skip
 
+    op, args = _plain_form(node)
     made = Draft(
-        op=str(node.target),
+        op=op,
         kind="op",
         phase=BACKWARD if torch_compat.is_backward(node) else FORWARD,
-        args=tuple(encode(arg) for arg in node.args),
+        args=tuple(encode(arg) for arg in args),
         kwargs=tuple((name, encode(arg)) for name, arg in node.kwargs.items() if name not in _PLACE_KWARGS),
         outputs=_metas(node),
         module=module_path(node),
@@ -200,6 +201,24 @@ def _read_op(node: fx.Node, where: dict[fx.Node, Use], draft: JointDraft) -> Dra
     made.operands = tuple(operands)
     (draft.backward if made.phase == BACKWARD else draft.forward).append(made)
     return made
+
+
+def _plain_form(node: fx.Node) -> tuple[str, tuple[Any, ...]]:
+    """Operator name and arguments; a strided view of contiguous numbers in their order is an ordinary view.
+
+    Raises UnsupportedOpError for other strided views: they depend on how a tensor lies in memory, which a piece of it does not
+    share.
+    """
+    if node.target is not aten.as_strided.default:
+        return str(node.target), tuple(node.args)
+    made, source, offset = node.meta["val"], node.args[0].meta["val"], node.args[3] if len(node.args) > 3 else 0  # type: ignore[union-attr]
+    if not offset and source.is_contiguous() and made.is_contiguous() and made.numel() == source.numel():
+        return "aten.view.default", (node.args[0], node.args[1])
+    raise UnsupportedOpError(
+        f"{node.target} depends on how its operand lies in memory ({_place(node)})",
+        op=str(node.target), module=module_path(node), source=source_line(node.meta.get("stack_trace") or ""),
+        hint="Use view, reshape, unfold or indexing instead of as_strided.",
+    )  # fmt: skip
 
 
 def _read_outputs(graph: fx.Graph, where: dict[fx.Node, Use], draft: JointDraft) -> None:

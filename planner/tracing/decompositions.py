@@ -23,7 +23,14 @@ _BY_TORCH = (
     aten.nll_loss_forward, aten.nll_loss_backward, aten.nll_loss2d_forward, aten.nll_loss2d_backward,
     aten.mse_loss, aten.mse_loss_backward, aten.native_layer_norm, aten.native_layer_norm_backward,
     aten.silu_backward, aten.gelu_backward, aten.tanh_backward, aten.sigmoid_backward, aten.threshold_backward,
-    aten.t, aten.slice_backward, aten.select_backward, aten.addmm,
+    aten.t, aten.slice_backward, aten.select_backward, aten.addmm, aten.baddbmm, aten.addcmul, aten.addcdiv,
+    aten.native_group_norm, aten.native_group_norm_backward, aten.native_batch_norm, aten._native_batch_norm_legit,
+    aten.native_batch_norm_backward, aten.elu, aten.elu_backward, aten.hardswish, aten.hardswish_backward, aten.leaky_relu,
+    aten.leaky_relu_backward, aten.log_sigmoid_forward, aten.log_sigmoid_backward, aten.mish, aten.mish_backward, aten.softplus,
+    aten.softplus_backward, aten.hardtanh, aten.hardtanh_backward, aten.glu, aten.glu_backward, aten.mv, aten.dot,
+    aten.binary_cross_entropy_with_logits, aten.binary_cross_entropy, aten.binary_cross_entropy_backward, aten.smooth_l1_loss,
+    aten.smooth_l1_loss_backward, aten.huber_loss, aten.huber_loss_backward, aten.index_add, aten.index_select, aten.xlogy,
+    aten.diagonal_backward, aten.unfold_backward, aten.linspace, aten.logsumexp, aten._safe_softmax,
 )  # fmt: skip
 
 
@@ -33,6 +40,13 @@ def table() -> dict[Any, Callable[..., Any]]:
         aten.mean.dim: _mean_dim,
         aten.var_mean.correction: _var_mean,
         aten.var.correction: _var,
+        aten.std.correction: _std,
+        aten.unbind.int: _unbind,
+        aten.linalg_vector_norm.default: _vector_norm,
+        aten.tril.default: _tril,
+        aten.triu.default: _triu,
+        aten.copy.default: _copy,
+        aten.fill.Tensor: _fill,
         aten.split.Tensor: _split,
         aten.split_with_sizes.default: _split_with_sizes,
     }
@@ -65,6 +79,49 @@ def _var_mean(
 
 def _var(x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False) -> Tensor:
     return _var_mean(x, dim, correction=correction, keepdim=keepdim)[0]
+
+
+def _std(x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False) -> Tensor:
+    return _var(x, dim, correction=correction, keepdim=keepdim).sqrt()
+
+
+def _unbind(x: Tensor, dim: int = 0) -> list[Tensor]:
+    return [aten.select.int(x, dim, number) for number in range(x.shape[dim])]
+
+
+def _vector_norm(
+    x: Tensor, ord: float = 2, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Any:
+    """The Euclidean norm as the root of a sum, which can be pending over a split dim."""
+    if ord != 2 or x.is_complex() or dtype is not None:
+        return NotImplemented
+    dims = list(dim) if dim else list(range(x.dim()))
+    return aten.sum.dim_IntList(x * x, dims, keepdim).sqrt()
+
+
+def _tril(x: Tensor, diagonal: int = 0) -> Tensor:
+    return _masked(x, lambda row, column: column <= row + diagonal)
+
+
+def _triu(x: Tensor, diagonal: int = 0) -> Tensor:
+    return _masked(x, lambda row, column: column >= row + diagonal)
+
+
+def _masked(x: Tensor, inside: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    rows, columns = (torch.arange(size, device=x.device) for size in x.shape[-2:])
+    kept = inside(rows.unsqueeze(-1), columns)
+    if x.dtype == torch.bool:
+        return torch.logical_and(x, kept)
+    return torch.where(kept, x, torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def _copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """What `x` holds after `x.copy_(source)`."""
+    return source.to(x.dtype).expand(x.shape).clone()
+
+
+def _fill(x: Tensor, value: Tensor) -> Tensor:
+    return value.to(x.dtype).expand(x.shape).clone()
 
 
 def _split(x: Tensor, split_size: int, dim: int = 0) -> list[Tensor]:

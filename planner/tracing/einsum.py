@@ -52,6 +52,11 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None, Tensor |
 einsum.register_autograd(_backward, setup_context=_save)
 
 
+def product(equation: str, a: Tensor, b: Tensor) -> Tensor:
+    """The op as a plain function, to stand in a captured graph."""
+    return einsum(equation, a, b)
+
+
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear`, with its argument names: input [*batch, k], weight [n, k] -> [*batch, n]."""
     batch = BATCH_LETTERS[: input.dim() - 1]
@@ -61,16 +66,18 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """`a @ b` for shapes that `matmul_fits` accepts."""
-    batch = BATCH_LETTERS[: a.dim() - (1 if b.dim() == 2 else 2)]
+    batch = BATCH_LETTERS[: a.dim() - (1 if b.dim() <= 2 else 2)]
+    if b.dim() == 1:
+        return einsum(f"{batch}k,k->{batch}", a, b)
     if b.dim() == 2:
         return einsum(f"{batch}k,kn->{batch}n", a, b)
     return einsum(f"{batch}mk,{batch}kn->{batch}mn", a, b)
 
 
 def matmul_fits(a: Tensor, b: Tensor) -> bool:
-    """[*batch, k] @ [k, n], or both with the same leading dims: no broadcasting, so one equation says it all."""
-    if b.dim() == 2:
-        return 2 <= a.dim() <= len(BATCH_LETTERS) + 1
+    """[*batch, k] @ [k, n] or @ [k], or both with the same leading dims: no broadcasting, so one equation says it all."""
+    if b.dim() <= 2:
+        return b.dim() <= a.dim() <= len(BATCH_LETTERS) + 1 and b.dim() > 0
     return 3 <= b.dim() == a.dim() <= len(BATCH_LETTERS) + 2 and a.shape[:-2] == b.shape[:-2]
 
 

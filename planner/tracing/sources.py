@@ -47,11 +47,16 @@ class _Sample:
     description: str
 
 
-_LLAMA3 = "sample_models.llama3"
+_LLAMA3, _GPT2 = "sample_models.llama3", "sample_models.gpt2"
 _SAMPLES = {
     "llama3-8b": _Sample(module=_LLAMA3, factory="llama3_8b", description="Llama 3, 8 billion parameters, 32 layers"),
     "llama3-70b": _Sample(module=_LLAMA3, factory="llama3_70b", description="Llama 3, 70 billion parameters, 80 layers"),
     "llama3-tiny": _Sample(module=_LLAMA3, factory="llama3_tiny", description="the Llama 3 structure with small sizes, 2 layers"),
+    "gpt2-small": _Sample(
+        module=_GPT2, factory="gpt2_small", description="GPT-2, 124 million parameters, 12 layers, biases, tied"
+    ),
+    "gpt2-xl": _Sample(module=_GPT2, factory="gpt2_xl", description="GPT-2, 1.6 billion parameters, 48 layers, biases, tied"),
+    "gpt2-tiny": _Sample(module=_GPT2, factory="gpt2_tiny", description="the GPT-2 structure with small sizes, 2 layers"),
 }
 _FORM = "file.py:factory, where factory() returns (module, args) or (module, args, kwargs)"
 

@@ -82,14 +82,14 @@ def _merge(parts: list[torch.Tensor], code: int) -> torch.Tensor | None:
     if code == P_MAX:
         return torch.stack(parts).amax(0)
     if code == R:
-        return parts[0] if all(same_numbers(parts[0], part) for part in parts) else None
+        return parts[0] if all(same_numbers(parts[0], part, nan_is_nan=True) for part in parts) else None
     return torch.cat(parts, code - S0)
 
 
-def same_numbers(a: torch.Tensor, b: torch.Tensor) -> bool:
+def same_numbers(a: torch.Tensor, b: torch.Tensor, *, nan_is_nan: bool = False) -> bool:
     """Equal shapes, and equal up to rounding in double precision."""
     wide = torch.complex128 if a.is_complex() or b.is_complex() else F64
-    return a.shape == b.shape and torch.allclose(a.to(wide), b.to(wide), atol=1e-8)
+    return a.shape == b.shape and torch.allclose(a.to(wide), b.to(wide), atol=1e-8, equal_nan=nan_is_nan)
 
 
 def bind(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
@@ -109,7 +109,10 @@ SIZED = {
     "aten._unsafe_view.default": 1,
     "aten.expand.default": 1,
     "aten.new_zeros.default": 1,
+    "aten.new_empty_strided.default": 1,
     "aten.full.default": 0,
+    "aten.zeros.default": 0,
+    "aten.ones.default": 0,
 }
 """Ops whose argument at this position is the output's shape, which must become local."""
 
@@ -124,6 +127,14 @@ def run_local(op: str, args: list[Any], kwargs: dict[str, Any], out: Codes, oper
     if op in SIZED:
         position = SIZED[op]
         args[position] = local(args[position], out)
+    if op in ("aten.new_empty_strided.default", "aten.empty.memory_format"):
+        return args[0].new_zeros(args[1]) if op != "aten.empty.memory_format" else torch.zeros(args[0])
+    if op == "aten.convolution.default":
+        args[8] //= device.shard(operands[1], 0)[1] if args[8] > 1 else 1
+    if op == "aten.convolution_backward.default":
+        pieces = device.shard(operands[2], 0)[1]
+        args[9] //= pieces if args[9] > 1 else 1
+        args[3] = [args[3][0] // pieces] if args[3] else args[3]
     if op == "planner.einsum.default":
         return torch.einsum(*args)
     if op.startswith("aten.arange"):
@@ -145,6 +156,7 @@ def run_local(op: str, args: list[Any], kwargs: dict[str, Any], out: Codes, oper
         grad, ids, rows, padding, scale = args
         piece, count = device.shard(out, 0)
         index, inside = _own(ids, rows // count, piece, count > 1)
+        inside, padding = inside & (ids != padding), -1
         assert call is not None
         return call(grad * inside[..., None], index, rows // count, padding, scale)
     if op in ("aten.gather.default", "aten.scatter.value", "aten.scatter_add.default", "aten.scatter.src"):
@@ -181,7 +193,5 @@ def _indexed(op: str, args: list[Any], operands: Sequence[Codes], device: Device
         return x.gather(dim, index) * inside
     if op == "aten.scatter_add.default":
         return x.scatter_add(dim, index, args[3] * inside)
-    kept = x.gather(dim, index)
-    if op == "aten.scatter.src":
-        return x.scatter(dim, index, torch.where(inside, args[3], kept))
-    return x.scatter(dim, index, torch.where(inside, torch.full_like(kept, args[3]), kept))
+    spare = torch.cat((x, x.narrow(dim, 0, 1)), dim)  # foreign positions write into one more row, which is cut off again
+    return spare.scatter(dim, torch.where(inside, index, x.shape[dim]), args[3]).narrow(dim, 0, x.shape[dim])

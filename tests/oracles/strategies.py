@@ -16,7 +16,7 @@ from tests.oracles.simulated_shards import F64, bind, devices, join, run_local, 
 MOST_PER_OP = 100
 """Strategies tried per op; more are drawn at random with a fixed seed."""
 
-POSITIVE_OPS = ("log", "sqrt", "rsqrt", "pow", "div", "reciprocal")
+POSITIVE_OPS = ("log", "sqrt", "rsqrt", "pow", "div", "reciprocal", "log1p", "xlogy", "log2")
 """Ops whose operands must be away from zero; others get numbers of both signs."""
 
 
@@ -70,7 +70,7 @@ def wrong_of_node(space: StrategySpace, node: int, strategies: Strategies, chose
                 continue
             got = join({at: r[output] for at, r in results.items()}, codes, mesh)
             want = whole[output]
-            if got is None or not same_numbers(got, want):
+            if got is None or not same_numbers(got, want, nan_is_nan=not tensors):
                 text = f"{', '.join(map(codes_text, placed))} -> {codes_text(codes)}"
                 wrong.append(f"{graph_node.op} {[tuple(t.shape) for t in tensors]}: {text} (output {output})")
     return wrong
@@ -83,8 +83,12 @@ def operands_of(graph: JointGraph, node: Node, generator: torch.Generator) -> li
     tensors = [_random(meta, _bound(node, metas), positive, generator) for meta in metas]
     if node.op == "aten._scaled_dot_product_flash_attention_for_cpu_backward.default":
         causal = bool(node.args[7])
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*tensors[1:4], 0.0, causal)
-        return [*tensors[:4], out, lse]  # an output and log-sum that belong to q, k, v
+        mask = tensors[6] if len(tensors) > 6 else None
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*tensors[1:4], 0.0, causal, attn_mask=mask)
+        return [*tensors[:4], out, lse, *tensors[6:]]  # an output and log-sum that belong to q, k, v
+    if node.op == "aten.scatter.src":  # two values for one position: the result would be either
+        dim = node.args[1] % tensors[0].dim()
+        tensors[1] = torch.rand(tensors[0].shape, generator=generator).argsort(dim).narrow(dim, 0, tensors[1].shape[dim])
     return tensors
 
 
@@ -108,8 +112,8 @@ def _bound(node: Node, metas: list[TensorMeta]) -> int:
         return int(node.args[2])
     if node.op.startswith(("aten.gather", "aten.scatter")):
         return metas[0].shape[node.args[1] % max(1, len(metas[0].shape))]
-    if node.op.startswith("aten.index"):
-        return min(metas[0].shape)
+    if node.op.startswith(("aten.index", "aten._unsafe_index")):
+        return min(size for size, item in zip(metas[0].shape, node.args[1], strict=False) if item is not None)
     return 16
 
 

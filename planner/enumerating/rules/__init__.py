@@ -1,5 +1,27 @@
 """Our own one-axis rules, one module per family. DTensor's rows are used for every op not listed here."""
 
-from planner.enumerating.rules import attention, factory, indexing, joining, matmul, reductions
+from planner.enumerating.rules import (
+    attention,
+    convolution,
+    factory,
+    indexing,
+    joining,
+    matmul,
+    pointwise,
+    pooling,
+    reductions,
+    rowwise,
+)
 
-__all__ = ["attention", "factory", "indexing", "joining", "matmul", "reductions"]
+__all__ = [
+    "attention",
+    "convolution",
+    "factory",
+    "indexing",
+    "joining",
+    "matmul",
+    "pointwise",
+    "pooling",
+    "reductions",
+    "rowwise",
+]

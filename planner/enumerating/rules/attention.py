@@ -7,6 +7,7 @@ Heads shard only together for q, k and v, which the graph holds widened to equal
 from __future__ import annotations
 
 from planner.enumerating.registry import OpSignature, Row, rule
+from planner.graph import OperandRef
 from planner.placement import R, shard_code
 
 
@@ -15,7 +16,21 @@ from planner.placement import R, shard_code
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default",
 )
 def attention(signature: OpSignature) -> list[Row]:
-    ports = len(signature.outputs) + len(signature.operands)
-    heads = {meta.shape[1] for meta in signature.operands}
-    rows: list[Row] = [(R,) * ports, (shard_code(0),) * ports]
-    return rows + [(shard_code(1),) * ports] if len(heads) == 1 else rows
+    masks = _masks(signature)
+    whole = [meta for slot, meta in enumerate(signature.operands) if slot not in masks]
+    wide = (whole[0].shape[0], whole[0].shape[1])
+
+    def row(dim: int) -> Row:
+        cut = [
+            R if slot in masks and meta.shape[dim] != wide[dim] else shard_code(dim)
+            for slot, meta in enumerate(signature.operands)
+        ]
+        return (*[shard_code(dim)] * len(signature.outputs), *cut)
+
+    rows: list[Row] = [(R,) * (len(signature.outputs) + len(signature.operands)), row(0)]
+    return [*rows, row(1)] if len({meta.shape[1] for meta in whole}) == 1 else rows
+
+
+def _masks(signature: OpSignature) -> set[int]:
+    """Operand slots of a mask; it may have one entry for all of the batch or all heads."""
+    return {value.index for name, value in signature.kwargs if name == "attn_mask" and isinstance(value, OperandRef)}

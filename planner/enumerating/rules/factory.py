@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from planner.enumerating.registry import FACTORY_OPS, OpSignature, Row, rule
-from planner.placement import R, shard_code
+from planner.placement import P, R, shard_code
+
+ZERO_OPS = frozenset({"aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default"})
 
 
 @rule(*sorted(FACTORY_OPS))
 def factory(signature: OpSignature) -> list[Row]:
-    return [(R,), *((shard_code(dim),) for dim in range(len(signature.output.shape)))]
+    """Zeros are also a pending sum of zeros: what is added into them may stay pending."""
+    pending: list[Row] = [(P,)] if signature.op in ZERO_OPS else []
+    return [(R,), *pending, *((shard_code(dim),) for dim in range(len(signature.output.shape)))]

@@ -43,10 +43,10 @@ def where(signature: OpSignature) -> list[Row]:
     """condition, x, y with broadcasting. P only if both branches are P."""
     out = signature.output
     rows: list[Row] = [(R, R, R, R), (P, R, P, P)]
-    return rows + [(shard_code(d), *(_aligned(meta, out, d) for meta in signature.operands)) for d in range(len(out.shape))]
+    return rows + [(shard_code(d), *(aligned(meta, out, d) for meta in signature.operands)) for d in range(len(out.shape))]
 
 
-def _aligned(meta: TensorMeta, out: TensorMeta, dim: int) -> int:
+def aligned(meta: TensorMeta, out: TensorMeta, dim: int) -> int:
     """The code of an operand that broadcasts to `out`, when `out` is sharded on `dim`."""
     own = dim - len(out.shape) + len(meta.shape)
     return shard_code(own) if own >= 0 and meta.shape[own] == out.shape[dim] else R
