@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.solving import kernels
+from planner.solving.consistency import make_consistent
 from planner.solving.kernels import Messages
-from planner.solving.layout import Layout
+from planner.solving.layout import EdgeSpec, Layout, flatten
 from planner.solving.problem import PairwiseProblem
 
 TOLERANCE = 1e-6
@@ -258,12 +259,19 @@ def _orders(rng: np.random.Generator, members: np.ndarray) -> np.ndarray:
     return np.array([rng.permutation(members) for _ in range(_MEND_ORDERS)])
 
 
-def warm_up(problem: PairwiseProblem) -> float:
-    """Compile (or load from the cache) all loops. -> seconds it took"""
+def warm_up() -> float:
+    """Compile (or load from the cache) all loops, on a problem of two nodes. -> seconds it took"""
     began = time.perf_counter()
+    port = np.arange(2, dtype=np.int32)
+    layout = flatten([2, 2], [EdgeSpec(0, 1, port, port, 0)], [np.array([[0.0, 1.0], [1.0, 0.0]])])
+    prices = np.array([1.0, 2.0, 2.0, 1.0])
+    problem = PairwiseProblem(
+        layout=layout, unary_us=prices, num_bytes=np.zeros(4), strategy_numbers=np.array([0, 1, 0, 1]),
+        node_of=np.arange(2), shared_of={},
+    )  # fmt: skip
+    make_consistent(layout, np.ones(4, np.bool_), np.arange(2))
     solver = MessagePassing(problem)
-    solver.run(Effort(max_sweeps=1))
-    choice = np.zeros(problem.layout.num_nodes, np.int64)
-    solver._mend(choice, np.inf, solver.penalty_us(), _orders(np.random.default_rng(0), np.arange(problem.layout.num_nodes)))
+    solver.run(Effort(max_sweeps=1, tolerance=-1.0), window=np.ones(2, np.bool_))
+    solver.run(Effort(max_sweeps=1, tolerance=-1.0), np.zeros(2, np.int64))
     solver.reduced_costs()
     return time.perf_counter() - began

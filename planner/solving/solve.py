@@ -128,7 +128,7 @@ class Solver:
 
     def warm_up(self) -> float:
         """Compile all loops. -> seconds it took"""
-        return message_passing.warm_up(self.problem)
+        return message_passing.warm_up()
 
     def legal(self, ref: TensorRef) -> tuple[int, ...]:
         """Placement numbers that can be pinned at a tensor."""
