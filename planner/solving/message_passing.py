@@ -1,7 +1,8 @@
 """The everyday solver: message passing with a proven bound, several decodings, and mending of the best plan.
 
 When value and bound agree the plan is optimal and proved so. The state can be copied and restored, so a changed problem (a
-pin, another memory price) starts from where a similar one ended; bounds hold for any messages.
+pin, another memory price) starts from where a similar one ended; bounds hold for any messages. That also allows leaps: messages
+that drift at a steady pace are moved on at once.
 """
 
 from __future__ import annotations
