@@ -85,7 +85,7 @@ class Worker:
         self.behind = behind
         self.idle_since = time.monotonic()
         self._job: Job | None = None
-        self._gave_way = False
+        self._gave_way = self._closed = False
         self._pool = pool
         self._queue: queue.Queue[Job | None] = queue.Queue()
         self._process: Any = None
@@ -127,6 +127,7 @@ class Worker:
             process.kill()
 
     def close(self) -> None:
+        self._closed = True
         self._queue.put(None)
         self.kill()
 
@@ -156,6 +157,9 @@ class Worker:
                     return
                 job.state = "running"
                 self._start()
+                if self._closed or not job.active:
+                    self.kill()
+                    return
                 if not self._ask(job, "open", (self.spec,)):
                     self.kill()
                     return
@@ -176,10 +180,10 @@ class Worker:
         self._gave_way = False
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, self._pool.engine_path), daemon=True, name="plan-worker")
-        self._process.start()
+        process = context.Process(target=serve, args=(theirs, self._pool.engine_path), daemon=True, name="plan-worker")
+        process.start()
         theirs.close()
-        self._connection = ours
+        self._process, self._connection = process, ours  # only now: a process that has not begun cannot be killed
 
     def _ask(self, job: Job, command: str, arguments: tuple[Any, ...], *, final: bool = False) -> bool:
         """Sends one command and reads until its answer. Whether it succeeded."""

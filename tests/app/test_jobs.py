@@ -80,6 +80,19 @@ def test_cancel_ends_a_running_job_at_once(pool):
     assert finished(worker.submit("legal", WQ)).state == "done"
 
 
+def test_a_worker_can_be_closed_at_any_time():
+    pool = WorkerPool(ENGINE, limit=2)
+    for wait_s in (0.0, 0.005, 0.02, 0.1):
+        worker = pool.worker("a", SPEC)
+        worker.submit("ready", None)
+        time.sleep(wait_s)
+        pool.forget("a")
+        deadline = time.monotonic() + 30
+        while worker.busy and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not worker.alive
+
+
 def test_a_queued_job_can_be_dropped_without_touching_the_running_one(pool):
     worker = pool.worker("a", SPEC)
     slow = worker.submit("solve", pin("slow"), None, 1.0, None)
