@@ -2,7 +2,8 @@
 
 Everyday path: message passing. Without pins it starts from a shallow model of the same layers (`folding`), with pins from the
 messages of the same problem without them. If that does not prove the plan, what the gap leaves open goes to the exact integer
-program if it is small enough and time allows; otherwise the plan is `feasible` and the gap is said. The same input gives the same plan, whatever was solved before.
+program if it is small enough and time allows; otherwise the plan is `feasible` and the gap is said. The same input gives the
+same plan, whatever was solved before.
 """
 
 from __future__ import annotations
