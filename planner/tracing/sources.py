@@ -47,7 +47,7 @@ class _Sample:
     description: str
 
 
-_LLAMA3, _GPT2 = "sample_models.llama3", "sample_models.gpt2"
+_LLAMA3, _GPT2, _MOE = "sample_models.llama3", "sample_models.gpt2", "sample_models.moe"
 _SAMPLES = {
     "llama3-8b": _Sample(module=_LLAMA3, factory="llama3_8b", description="Llama 3, 8 billion parameters, 32 layers"),
     "llama3-70b": _Sample(module=_LLAMA3, factory="llama3_70b", description="Llama 3, 70 billion parameters, 80 layers"),
@@ -57,6 +57,12 @@ _SAMPLES = {
     ),
     "gpt2-xl": _Sample(module=_GPT2, factory="gpt2_xl", description="GPT-2, 1.6 billion parameters, 48 layers, biases, tied"),
     "gpt2-tiny": _Sample(module=_GPT2, factory="gpt2_tiny", description="the GPT-2 structure with small sizes, 2 layers"),
+    "moe-16b": _Sample(
+        module=_MOE, factory="moe_16b", description="DeepSeekMoE, 16 billion parameters, 6 of 64 experts per token"
+    ),
+    "moe-tiny": _Sample(
+        module=_MOE, factory="moe_tiny", description="the mixture-of-experts structure with small sizes, 2 layers"
+    ),
 }
 _FORM = "file.py:factory, where factory() returns (module, args) or (module, args, kwargs)"
 
