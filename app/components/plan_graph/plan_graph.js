@@ -108,6 +108,7 @@ class PlanGraphView {
     }
     this.canvas = html("div", "canvas", this.host);
     this.canvas.tabIndex = 0;
+    new ResizeObserver(() => this.resized()).observe(this.canvas); // lives as long as the canvas
     this.canvas.setAttribute("role", "application");
     this.canvas.setAttribute("aria-label", "Plan graph. Arrows move, Enter opens or selects. The op table below holds the same data.");
     this.legend = html("div", "legend", this.host);
@@ -198,13 +199,26 @@ class PlanGraphView {
     this.canvas.replaceChildren(scene);
     if (hadFocus) (this.boxes.get(this.cursor)?.element ?? this.canvas).focus({ preventScroll: true }); // or the keys stop working
     this.size = layout;
-    this.camera ??= this.homeCamera();
+    if (!this.camera) this.goHome();
     this.drawLegend();
     this.markSelection();
     this.applyCamera();
     this.drawMs = performance.now() - start;
     this.host.dataset.drawMs = this.drawMs.toFixed(0);
     this.say(`${this.model.numOps.toLocaleString("en")} ops, ${this.boxes.size.toLocaleString("en")} boxes`);
+  }
+
+  /** Show everything. `home` remembers where that was, so that a canvas that grows or shrinks keeps showing everything. */
+  goHome() {
+    this.home = this.homeCamera();
+    this.camera = { ...this.home };
+  }
+
+  resized() {
+    const { camera, home } = this;
+    if (!camera || !home || camera.x !== home.x || camera.y !== home.y || camera.scale !== home.scale) return;
+    this.goHome();
+    this.applyCamera();
   }
 
   homeCamera() {
@@ -453,7 +467,7 @@ class PlanGraphView {
   fit() {
     const index = this.model.indexOf.get(this.group.at(-1));
     if (index !== undefined) return this.centre(this.boxFor(index), 1);
-    this.camera = this.homeCamera();
+    this.goHome();
     this.applyCamera();
   }
 
@@ -594,7 +608,7 @@ class PlanGraphView {
   collapseAll() {
     this.open = new Set(PHASES);
     this.draw();
-    this.camera = this.homeCamera();
+    this.goHome();
     this.applyCamera();
   }
 
