@@ -1,14 +1,14 @@
 """A mixture-of-experts transformer as an ordinary PyTorch module: shared expert, top-k of many small experts, loss inside.
 
 Sizes of 16B are those of "DeepSeekMoE: Towards Ultimate Expert Specialization in Mixture-of-Experts Language Models"
-(arXiv:2401.06066, section 5.1.1) and of the published checkpoint (`config.json` of deepseek-moe-16b-base): 28 layers, dim 2048, 16
-heads of 128, 64 routed experts of width 1408 of which each token takes 6, 2 shared experts (one of twice the width), a first layer
-with an ordinary feed-forward of 10,944, 102,400 tokens, context 4096, weight 0.001 of the balance loss.
+(arXiv:2401.06066, section 5.1) and of the published checkpoint (`config.json` of deepseek-moe-16b-base): 28 layers, dim 2048,
+16 heads of 128, 64 routed experts of width 1408 of which each token takes 6, 2 shared experts (one of twice the width), a first
+layer with an ordinary feed-forward of 10,944, 102,400 tokens, context 4096, weight 0.001 of the balance loss.
 
-Experts have a fixed capacity: of each sequence, an expert takes at most `capacity` tokens (a quarter more than its fair share), in
-order; what is over is left to the shared expert and the residual stream. All shapes are therefore known in advance: tokens are
-put into slots [experts, capacity] by a scatter of positions and a gather, every expert works on its slots as one batched product,
-and tokens gather their results back. The dim of experts is an ordinary dim that can be split.
+Experts have a fixed capacity: of each sequence, an expert takes at most `capacity` tokens (a quarter more than its fair share),
+in order; what is over is left to the shared expert and the residual stream. All shapes are therefore known in advance: tokens
+are put into slots [experts, capacity] by a scatter of positions and a gather, every expert works on its slots as one batched
+product, and tokens gather their results back. The dim of experts is an ordinary dim that can be split.
 
 Inputs are token ids and labels, both int64 [batch, seq] (labels are the tokens shifted by one); the output is the mean
 cross-entropy plus the balance loss, in float32. Not covered: balance across devices, dropping of sequences, jitter.
@@ -141,8 +141,8 @@ class MixtureOfExperts(nn.Module):
         return mixed + self.shared(x), self.balance * even
 
     def slots(self, chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
-        """chosen [batch, seq * top] -> the slot of each choice (one beyond the last if the expert is full), whether it got one, and
-        the share of choices that fell on each expert [batch, experts]."""
+        """chosen [batch, seq * top] -> the slot of each choice (one beyond the last if the expert is full), whether it got one,
+        and the share of choices that fell on each expert [batch, experts]."""
         on_expert = (chosen.unsqueeze(-1) == torch.arange(experts, device=chosen.device)).to(torch.int32)
         before = (on_expert.cumsum(1, dtype=torch.int32) * on_expert).sum(-1) - 1
         taken = before < self.capacity
@@ -200,7 +200,7 @@ class Moe(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal with deviation 0.006 (section 5.1.2 of the paper)."""
+        """Normal with deviation 0.006 (as in the paper)."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, 0.0, 0.006)

@@ -28,7 +28,11 @@ class Model:
 
     @classmethod
     def llama(cls, layers: int = 2, precision: str = "bf16-mixed") -> Model:
-        full = trace(ModelRequest(model="llama3-tiny", layers=layers, precision=precision))
+        return cls.sample("llama3-tiny", layers, precision)
+
+    @classmethod
+    def sample(cls, name: str, layers: int = 2, precision: str = "bf16-mixed") -> Model:
+        full = trace(ModelRequest(model=name, layers=layers, precision=precision))
         tiny = tiny_graph(full)
         assert tiny is not None
         return cls(full, tiny)

@@ -49,9 +49,10 @@ def largest_error(request: ModelRequest, graph: JointGraph | None = None) -> flo
     found, gradients = run(graph, parameters, inputs, dict(module.named_buffers()))
     wanted = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
     assert set(gradients) == set(wanted)
-    return max(_relative(found, loss), *(_relative(gradients[name], grad) for name, grad in wanted.items()))
+    floor = 1e-3 * max(float(grad.abs().max()) for grad in wanted.values())  # some gradients are zero but for rounding
+    return max(_relative(found, loss, 0.0), *(_relative(gradients[name], grad, floor) for name, grad in wanted.items()))
 
 
-def _relative(found: Tensor, wanted: Tensor) -> float:
+def _relative(found: Tensor, wanted: Tensor, floor: float) -> float:
     found, wanted = found.detach(), wanted.detach()
-    return float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30))
+    return float((found - wanted).abs().max() / wanted.abs().max().clamp_min(max(floor, 1e-30)))
