@@ -47,7 +47,7 @@ class _Sample:
     description: str
 
 
-_LLAMA3, _GPT2, _MOE = "sample_models.llama3", "sample_models.gpt2", "sample_models.moe"
+_LLAMA3, _GPT2, _MOE, _VIT = "sample_models.llama3", "sample_models.gpt2", "sample_models.moe", "sample_models.vit"
 _SAMPLES = {
     "llama3-8b": _Sample(module=_LLAMA3, factory="llama3_8b", description="Llama 3, 8 billion parameters, 32 layers"),
     "llama3-70b": _Sample(module=_LLAMA3, factory="llama3_70b", description="Llama 3, 70 billion parameters, 80 layers"),
@@ -62,6 +62,10 @@ _SAMPLES = {
     ),
     "moe-tiny": _Sample(
         module=_MOE, factory="moe_tiny", description="the mixture-of-experts structure with small sizes, 2 layers"
+    ),
+    "vit-large": _Sample(module=_VIT, factory="vit_large", description="Vision transformer, 304 million parameters, 24 layers"),
+    "vit-tiny": _Sample(
+        module=_VIT, factory="vit_tiny", description="the vision transformer structure with small sizes, 2 layers"
     ),
 }
 _FORM = "file.py:factory, where factory() returns (module, args) or (module, args, kwargs)"

@@ -40,8 +40,10 @@ def largest_error(request: ModelRequest, graph: JointGraph | None = None) -> flo
             mean, std = (1.0, 0.3) if parameter.dim() == 1 else (0.0, parameter.shape[-1] ** -0.5)
             torch.nn.init.normal_(parameter, mean, std)
     graph = graph or trace(request)
-    for given in graph.inputs:
-        if given.high is not None:  # a factory's placeholder ids are all equal, which would hide mistakes
+    for given in graph.inputs:  # a factory's placeholders are all equal, which would hide mistakes
+        if inputs[given.name].is_floating_point() and not inputs[given.name].any():
+            inputs[given.name].normal_()
+        if given.high is not None:
             inputs[given.name].copy_(torch.randint(0, given.high, inputs[given.name].shape))
     loss = WithLoss(module)(*args, **kwargs)
     loss.backward()
