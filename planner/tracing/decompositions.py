@@ -47,6 +47,7 @@ def table() -> dict[Any, Callable[..., Any]]:
         aten.triu.default: _triu,
         aten.copy.default: _copy,
         aten.fill.Tensor: _fill,
+        aten.native_dropout.default: _dropout,
         aten.split.Tensor: _split,
         aten.split_with_sizes.default: _split_with_sizes,
     }
@@ -122,6 +123,13 @@ def _copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 
 def _fill(x: Tensor, value: Tensor) -> Tensor:
     return value.to(x.dtype).expand(x.shape).clone()
+
+
+def _dropout(x: Tensor, p: float, train: bool | None) -> Any:
+    """Dropout that drops nothing draws no random numbers."""
+    if p == 0 or train is False:
+        return x.clone(), torch.ones(x.shape, dtype=torch.bool, device=x.device)
+    return NotImplemented
 
 
 def _split(x: Tensor, split_size: int, dim: int = 0) -> list[Tensor]:
