@@ -55,6 +55,7 @@ class Session:
         running: the job the user waits for; `proof` one in the background that looks for a proof or a better plan.
         note: what a proof came to.
         focus: (key, count) that the graph is asked to show; the count grows with every request.
+        pane: what the panel beside the graph shows.
         legal: key -> the job that asked for its legal placements.
         exported: the last export and the id of its plan.
         arrived: a new plan waits to be shown on the Explorer page.
@@ -74,6 +75,7 @@ class Session:
     group: tuple[str, ...] = ()
     from_graph: str | None = None
     focus: tuple[str | None, int] = (None, 0)
+    pane: str = "Inspect"
     legal: dict[str, Job] = field(default_factory=dict)
     exported: tuple[str, Any] | None = None
     form: SetupForm = field(default_factory=SetupForm)

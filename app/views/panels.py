@@ -17,7 +17,8 @@ PANES = ("Inspect", "Changes", "Export")
 
 
 def draw(found: state.Session) -> None:
-    pane = st.segmented_control("Panel", PANES, default="Inspect", required=True, key="pane", label_visibility="collapsed")
+    pane = st.segmented_control("Panel", PANES, default=found.pane, required=True, key="pane", label_visibility="collapsed")
+    found.pane = pane if pane in PANES else PANES[0]
     if pane == "Changes":
         _changes(found)
     elif pane == "Export":

@@ -40,7 +40,7 @@ function html(tag, className, parent, text = "") {
   return element;
 }
 
-/** Open modules and camera per graph, kept while the browser tab lives so that a page switch does not lose them. */
+/** Open modules, camera and selection per graph, kept while the browser tab lives: a page switch makes the element anew. */
 const savedViews = () => (window.__planGraphViews ??= new Map());
 
 class PlanGraphView {
@@ -65,6 +65,8 @@ class PlanGraphView {
       const kept = savedViews().get(data.topology.hash);
       this.open = new Set(kept?.open ?? PHASES);
       this.camera = kept ? { ...kept.camera } : null;
+      this.group = kept?.group ?? [];
+      this.lastFocus = kept?.lastFocus;
       this.rebuild();
     }
     if (newGraph || this.overlay?.hash !== data.overlay.hash) {
@@ -343,6 +345,7 @@ class PlanGraphView {
 
   select(keys, { notify = true } = {}) {
     this.group = keys;
+    this.keep();
     this.markSelection();
     if (!notify) return;
     this.send("selected", keys.at(-1) ?? null);
@@ -442,7 +445,12 @@ class PlanGraphView {
   applyCamera() {
     const { x, y, scale } = this.camera;
     this.viewport.setAttribute("transform", `translate(${x},${y}) scale(${scale})`);
-    savedViews().set(this.topology.hash, { open: [...this.open], camera: { ...this.camera } });
+    this.keep();
+  }
+
+  keep() {
+    const { group, lastFocus } = this;
+    savedViews().set(this.topology.hash, { open: [...this.open], camera: { ...this.camera }, group, lastFocus });
   }
 
   centre(box, scale = this.camera.scale) {
