@@ -1,257 +1,322 @@
-"""Small models for the cases of this folder; each function returns (module, args) or (module, args, kwargs)."""
+"""Models of the tests of this folder, each one built around one kind of fault of a planner; its docstring says which.
+
+The functions beside them return (module, arguments) or (module, arguments, keyword arguments). Whatever a test expects to be
+split divides by 4, so that it is the rule, not the size, that allows or forbids a placement on two axes of 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
+
+Case = tuple[nn.Module, tuple[Any, ...]]
+CaseWithKeywords = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
-class TiedLm(nn.Module):
-    def __init__(self, v=64, d=16):
+# ---- parameters and inputs ----------------------------------------------------------------------------------------------
+class SharedTable(nn.Module):
+    """One weight under two names. Fault: counted, stored or placed twice, or one of its two gradients lost."""
+
+    def __init__(self, words: int, width: int) -> None:
         super().__init__()
-        self.embed = nn.Embedding(v, d)
-        self.mid = nn.Linear(d, d, bias=False)
-        self.head = nn.Linear(d, v, bias=False)
-        self.head.weight = self.embed.weight
+        self.table = nn.Embedding(words, width)
+        self.mix = nn.Linear(width, width, bias=False)
+        self.scores = nn.Linear(width, words, bias=False)
+        self.scores.weight = self.table.weight
 
-    def forward(self, ids, labels):
-        logits = self.head(torch.tanh(self.mid(self.embed(ids))))
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-
-
-def tied_lm():
-    ids = torch.randint(0, 64, (8, 12))
-    return TiedLm(), (ids, ids.roll(-1, 1))
+    def forward(self, words: Tensor, targets: Tensor) -> Tensor:
+        state = self.mix(self.table(words)).tanh()
+        scores = self.scores(state)
+        return F.cross_entropy(scores.reshape(-1, scores.shape[-1]), targets.reshape(-1))
 
 
-class SpareParts(nn.Module):
-    def __init__(self, d=16):
+def shared_table() -> Case:
+    words = torch.randint(48, size=(4, 8))
+    targets = torch.randint(48, size=(4, 8))
+    return SharedTable(words=48, width=20), (words, targets)
+
+
+class UntrainedParts(nn.Module):
+    """Parameters without a gradient: never read, frozen, of integers. Fault: dropped, or given a gradient all the same."""
+
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.used = nn.Linear(d, d)
-        self.spare = nn.Linear(d, 3 * d)
-        self.frozen = nn.Parameter(torch.randn(d), requires_grad=False)
-        self.order = nn.Parameter(torch.arange(d).flip(0), requires_grad=False)
-        self.register_buffer("idle", torch.zeros(5))
+        self.trained = nn.Linear(width, width)
+        self.unread = nn.Linear(width, 2 * width)
+        self.gain = nn.Parameter(torch.rand(width) + 0.5, requires_grad=False)
+        self.columns = nn.Parameter(torch.randperm(width), requires_grad=False)
+        self.register_buffer("unread_buffer", torch.ones(3))
 
-    def forward(self, x):
-        return self.used(x)[:, self.order] * self.frozen
-
-
-def spare_parts():
-    return SpareParts(), (torch.randn(8, 16),)
+    def forward(self, x: Tensor) -> Tensor:
+        shuffled = self.trained(x)[..., self.columns]
+        return self.gain * shuffled
 
 
-class Reuse(nn.Module):
-    def __init__(self, d=32):
+def untrained_parts() -> Case:
+    return UntrainedParts(12), (torch.randn(4, 12),)
+
+
+class OneWeightTwoArguments(nn.Module):
+    """Called with one object as both arguments. Fault: the two inputs become one, which a later batch does not repeat."""
+
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.fc = nn.Linear(d, d, bias=False)
+        self.weight = nn.Parameter(torch.rand(width))
 
-    def forward(self, x):
-        h = self.fc(x)
-        return h * h, h + h
-
-
-def reuse():
-    return Reuse(), (torch.randn(16, 32),)
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return left * (self.weight * right)
 
 
-class Pair(nn.Module):
-    def __init__(self, d=16):
+def repeated_argument() -> Case:
+    both = torch.randn(8, 12)
+    return OneWeightTwoArguments(12), (both, both)
+
+
+class NestedArguments(nn.Module):
+    """Tensors in dicts and keywords, one argument None. Fault: one lost or swapped; `offset` [width] taken for a batch."""
+
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.w = nn.Parameter(torch.randn(d))
+        self.dense = nn.Linear(width, width)
 
-    def forward(self, a, b):
-        return a * self.w * b
-
-
-def same_input_twice():
-    x = torch.randn(16, 16)
-    return Pair(), (x, x)
+    def forward(self, sample: dict[str, Any], *, gate: Tensor, keep: Tensor | None = None, offset: Tensor) -> Tensor:
+        y = offset - sample["known"]["base"] + gate * self.dense(sample["signal"])
+        if keep is not None:
+            y = y * keep
+        return y
 
 
-class Attention(nn.Module):
-    def __init__(self, d=64, heads=8, kv_heads=8):
+def nested_arguments() -> CaseWithKeywords:
+    sample = {"signal": torch.randn(8, 20), "known": {"base": torch.randn(8, 20)}}
+    keywords = {"offset": torch.randn(20), "keep": None, "gate": torch.rand(8, 1)}
+    return NestedArguments(20), (sample,), keywords
+
+
+class OutputsOfEveryKind(nn.Module):
+    """Outputs trained, used on the way, passed through, of positions, None. Fault: a gradient where there can be none."""
+
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.hd, self.heads, self.kv_heads = d // heads, heads, kv_heads
-        self.q = nn.Linear(d, heads * self.hd, bias=False)
-        self.k = nn.Linear(d, kv_heads * self.hd, bias=False)
-        self.v = nn.Linear(d, kv_heads * self.hd, bias=False)
-        self.o = nn.Linear(heads * self.hd, d, bias=False)
+        self.encode = nn.Linear(width, width)
+        self.decode = nn.Linear(width, width)
 
-    def forward(self, x):
-        b, s, _ = x.shape
-        q = self.q(x).view(b, s, self.heads, self.hd).transpose(1, 2)
-        k = self.k(x).view(b, s, self.kv_heads, self.hd).transpose(1, 2)
-        v = self.v(x).view(b, s, self.kv_heads, self.hd).transpose(1, 2)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
-        return self.o(y.transpose(1, 2).reshape(b, s, self.heads * self.hd))
+    def forward(self, x: Tensor) -> dict[str, Tensor | None]:
+        code = self.encode(x).tanh()
+        decoded = self.decode(code)
+        return {"decoded": decoded, "code": code, "given": x, "winner": code.argmax(dim=1), "cache": None}
 
 
-def attention():
-    return Attention(), (torch.randn(8, 16, 64),)
+def outputs_of_every_kind() -> Case:
+    return OutputsOfEveryKind(12), (torch.randn(4, 12),)
 
 
-def attention_gqa():
-    return Attention(kv_heads=2), (torch.randn(8, 16, 64),)
+# ---- attention ----------------------------------------------------------------------------------------------------------
+class Heads(nn.Module):
+    """Causal attention. Fault: split along the sequence or inside a head, or query heads parted from their key heads."""
 
-
-class ComplexRope(nn.Module):
-    def __init__(self, s=16, heads=4, hd=8):
+    def __init__(self, heads: int, kv_heads: int, head_dim: int) -> None:
         super().__init__()
-        self.heads, self.hd = heads, hd
-        self.proj = nn.Linear(heads * hd, heads * hd, bias=False)
-        f = torch.outer(torch.arange(s).float(), 10000.0 ** (-torch.arange(0, hd, 2) / hd))
-        self.register_buffer("turn", torch.polar(torch.ones_like(f), f), persistent=False)
+        self.head_dim, self.grouped = head_dim, kv_heads < heads
+        self.query = nn.Linear(heads * head_dim, heads * head_dim, bias=False)
+        self.key = nn.Linear(heads * head_dim, kv_heads * head_dim, bias=False)
+        self.value = nn.Linear(heads * head_dim, kv_heads * head_dim, bias=False)
+        self.join = nn.Linear(heads * head_dim, heads * head_dim, bias=False)
 
-    def forward(self, x):
-        b, s, _ = x.shape
-        h = self.proj(x).view(b, s, self.heads, self.hd)
-        c = torch.view_as_complex(h.unflatten(-1, (-1, 2)))
-        return torch.view_as_real(c * self.turn[:s, None]).flatten(-2)
-
-
-def complex_rope():
-    return ComplexRope(), (torch.randn(8, 16, 32),)
+    def forward(self, x: Tensor) -> Tensor:
+        projected = (linear(x) for linear in (self.query, self.key, self.value))
+        query, key, value = (t.unflatten(2, (-1, self.head_dim)).transpose(1, 2) for t in projected)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=self.grouped)
+        return self.join(mixed.transpose(1, 2).flatten(2))
 
 
-class PendingSum(nn.Module):
-    """The second product contracts the hidden dim; its result may be a pending sum."""
+def heads_alone() -> Case:
+    """Batch, sequence and head size divide by 3 and 4; the 8 heads by 4 only."""
+    return Heads(heads=8, kv_heads=8, head_dim=12), (torch.randn(12, 24, 96),)
 
-    def __init__(self, d=32, h=64):
+
+def heads_in_groups() -> Case:
+    return Heads(heads=8, kv_heads=2, head_dim=12), (torch.randn(12, 24, 96),)
+
+
+class ComplexRotation(nn.Module):
+    """Rotary positions as complex factors in a buffer. Fault: a view as pairs of numbers splits the pairs."""
+
+    rotation: Tensor
+
+    def __init__(self, positions: int, heads: int, head_dim: int) -> None:
         super().__init__()
-        self.up = nn.Linear(d, h, bias=False)
-        self.down = nn.Linear(h, d, bias=True)
+        self.heads = heads
+        self.dense = nn.Linear(heads * head_dim, heads * head_dim, bias=False)
+        speeds = torch.logspace(0, -3, head_dim // 2)
+        angles = torch.arange(positions).unsqueeze(1) * speeds
+        self.register_buffer("rotation", torch.complex(angles.cos(), angles.sin()).unsqueeze(1), persistent=False)
 
-    def forward(self, x):
-        y = self.down(torch.tanh(self.up(x)))
-        return 2 * y + x, F.relu(y), y.amax(-1), y.norm()
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = self.dense(x).unflatten(2, (self.heads, -1, 2))
+        turned = torch.view_as_complex(pairs) * self.rotation[: x.shape[1]]
+        return torch.view_as_real(turned).flatten(start_dim=3)
 
 
-def pending_sum():
-    return PendingSum(), (torch.randn(16, 32),)
+def complex_rotation() -> Case:
+    return ComplexRotation(positions=12, heads=4, head_dim=8), (torch.randn(4, 12, 32),)
 
 
-class LowPrecision(nn.Module):
-    def __init__(self, d=32):
+# ---- pending sums and precision -----------------------------------------------------------------------------------------
+class AfterTwoProducts(nn.Module):
+    """Linear and other functions of a product summed over a split dim. Fault: one that is not linear takes the parts."""
+
+    def __init__(self, width: int, inner: int) -> None:
         super().__init__()
-        self.w = nn.Parameter(torch.randn(d, d) / d**0.5)
+        self.widen = nn.Linear(width, inner, bias=False)
+        self.narrow = nn.Linear(inner, width)
 
-    def forward(self, x):
-        return F.linear(x.bfloat16(), self.w.bfloat16()).float()
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        product = self.narrow(self.widen(x).tanh())
+        linear = product * 3.0 + x
+        return linear, product.relu(), product.amax(dim=1), torch.linalg.vector_norm(product)
 
 
-def low_precision():
-    return LowPrecision(), (torch.randn(16, 32),)
+def after_two_products() -> Case:
+    return AfterTwoProducts(width=20, inner=48), (torch.randn(8, 20),)
 
 
-class Picks(nn.Module):
-    def __init__(self, d=16):
+class SquareAndDouble(nn.Module):
+    """A tensor that meets itself. Fault: parts multiplied by parts; one use moved, the other not; one move paid twice."""
+
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.fc = nn.Linear(d, d, bias=False)
+        self.dense = nn.Linear(width, width, bias=False)
 
-    def forward(self, x):
-        h = self.fc(x)
-        return h[:, -1], h[..., -3:], h[:, [-2]], h[:, [0, 2, 3], :].sum(1), h[-1]
-
-
-def picks():
-    return Picks(), (torch.randn(8, 4, 16),)
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.dense(x)
+        square, double = y.mul(y), y.add(y)
+        return square, double
 
 
-class SplitJoin(nn.Module):
-    def __init__(self, d=16):
+def square_and_double() -> Case:
+    return SquareAndDouble(20), (torch.randn(8, 20),)
+
+
+class ProductInBfloat16(nn.Module):
+    """Casts around a product. Fault: a cast that changes the placement, or that a pending gradient cannot pass."""
+
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.fc = nn.Linear(d, 3 * d, bias=False)
+        self.weight = nn.Parameter(torch.empty(width, width).normal_(std=width**-0.5))
 
-    def forward(self, x):
-        a, b, c = self.fc(x).chunk(3, -1)
-        d, e = a.split([6, 10], -1)
-        return torch.stack([b, c], 0), torch.stack([b, c], -1), torch.cat([e, d], -1), torch.cat([b, c], 0)
-
-
-def split_join():
-    return SplitJoin(), (torch.randn(8, 16),)
+    def forward(self, x: Tensor) -> Tensor:
+        low = x.to(torch.bfloat16) @ self.weight.to(torch.bfloat16).t()
+        return low.to(torch.float32)
 
 
-class SmallConv(nn.Module):
-    def __init__(self):
+def product_in_bfloat16() -> Case:
+    return ProductInBfloat16(20), (torch.randn(8, 20),)
+
+
+# ---- indices, pieces, windows -------------------------------------------------------------------------------------------
+class Pickings(nn.Module):
+    """Indices from the end and lists of them. Fault: looked up in a part as if it were whole, or dims counted wrongly."""
+
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.c1 = nn.Conv2d(3, 8, 3, padding=1)
-        self.c2 = nn.Conv2d(8, 16, 3, stride=2, padding=1)
-        self.out = nn.Linear(16, 4)
+        self.dense = nn.Linear(width, width, bias=False)
 
-    def forward(self, x):
-        h = F.relu(self.c2(F.relu(self.c1(x))))
-        return self.out(h.mean((2, 3)))
-
-
-def small_conv():
-    return SmallConv(), (torch.randn(8, 3, 8, 8),)
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.dense(x)
+        last_position = y.select(1, -1)
+        last_columns = y[..., -4:]
+        one_listed, many_listed = y[:, [-3]], y[:, [1, 2, 4, 7]]
+        last_row = y.select(0, -1)
+        return last_position, last_columns, one_listed, many_listed.sum(dim=1), last_row
 
 
-class NamedInputs(nn.Module):
-    def __init__(self, d=16):
+def pickings() -> Case:
+    return Pickings(12), (torch.randn(4, 8, 12),)
+
+
+class CutAndJoin(nn.Module):
+    """Even and uneven pieces, stacked and joined. Fault: done part by part along the dim that is cut or joined."""
+
+    def __init__(self, width: int, first: int) -> None:
         super().__init__()
-        self.fc = nn.Linear(d, d)
+        self.sizes = (first, width - first)
+        self.dense = nn.Linear(width, width * 3, bias=False)
 
-    def forward(self, batch, *, scale, mask=None, shift):
-        h = self.fc(batch["x"]) * scale + shift - batch["extra"]["y"]
-        return h if mask is None else h * mask
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        uneven, left, right = self.dense(x).chunk(chunks=3, dim=1)
+        head, tail = uneven.split(self.sizes, dim=1)
+        in_front, behind = (torch.stack((left, right), dim=dim) for dim in (0, 2))
+        swapped, below = torch.cat((tail, head), dim=1), torch.cat((left, right))
+        return in_front, behind, swapped, below
 
 
-def named_inputs():
-    batch = {"x": torch.randn(8, 16), "extra": {"y": torch.randn(8, 16)}}
-    return NamedInputs(), (batch,), {"shift": torch.randn(16), "scale": torch.randn(8, 1), "mask": None}
+def cut_and_join() -> Case:
+    return CutAndJoin(width=12, first=4), (torch.randn(4, 12),)
 
 
-class ManyOutputs(nn.Module):
-    def __init__(self, d=16):
+class TwoConvolutions(nn.Module):
+    """Windows over 3 channels, then over many. Fault: pixels split without their border; channels that do not divide split."""
+
+    def __init__(self, channels: tuple[int, int], classes: int) -> None:
         super().__init__()
-        self.a = nn.Linear(d, d, bias=True)
-        self.b = nn.Linear(d, d, bias=True)
+        self.stem = nn.Conv2d(3, channels[0], kernel_size=3, padding="same")
+        self.shrink = nn.Conv2d(*channels, kernel_size=3, padding=1, stride=2)
+        self.classify = nn.Linear(channels[1], classes)
 
-    def forward(self, x):
-        h = torch.tanh(self.a(x))
-        return {"main": self.b(h), "mid": h, "same": x, "best": h.argmax(-1), "none": None}
-
-
-def many_outputs():
-    return ManyOutputs(), (torch.randn(8, 16),)
+    def forward(self, image: Tensor) -> Tensor:
+        pixels = self.stem(image).relu()
+        pixels = self.shrink(pixels).relu()
+        return self.classify(pixels.flatten(2).mean(dim=2))
 
 
-class RunningStats(nn.Module):
-    def __init__(self, d=16):
+def two_convolutions() -> Case:
+    return TwoConvolutions(channels=(12, 8), classes=4), (torch.randn(4, 3, 16, 8),)
+
+
+# ---- random numbers and writes ------------------------------------------------------------------------------------------
+class MovingAverage(nn.Module):
+    """Writes a buffer. Fault: the write is lost without a word."""
+
+    average: Tensor
+
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.fc = nn.Linear(d, d)
-        self.register_buffer("mean", torch.zeros(d))
+        self.dense = nn.Linear(width, width)
+        self.register_buffer("average", torch.zeros(width))
 
-    def forward(self, x):
-        h = self.fc(x)
-        self.mean.mul_(0.9).add_(h.mean(0).detach(), alpha=0.1)
-        return h - self.mean
-
-
-def running_stats():
-    return RunningStats(), (torch.randn(16, 16),)
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.dense(x)
+        with torch.no_grad():
+            self.average.lerp_(y.mean(dim=0), 0.2)
+        return y - self.average
 
 
-class Noisy(nn.Module):
-    def __init__(self, d=32, p=0.25):
+def moving_average() -> Case:
+    return MovingAverage(12), (torch.randn(4, 12),)
+
+
+class WritesInPlace(nn.Module):
+    """Writes to a tensor, to a column and to a block of it, then dropout. Fault: a write lost or put elsewhere in a part;
+    random numbers drawn alike, or else than on one device."""
+
+    def __init__(self, width: int, dropped: float) -> None:
         super().__init__()
-        self.fc = nn.Linear(d, d)
-        self.drop = nn.Dropout(p)
+        self.dense = nn.Linear(width, width)
+        self.thin = nn.Dropout(dropped)
 
-    def forward(self, x):
-        h = self.fc(x)
-        h = F.relu(h, inplace=True) + x
-        h[:, 0] = 0.0
-        h[1:, 2:4] += 1.0
-        h.clamp_(max=2.0)
-        return self.drop(h)
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.dense(x).relu_() + x
+        y[:, -1] = 1.0
+        y[2:, 1:3] -= 0.5
+        return self.thin(y.clamp_(min=-1.5))
 
 
-def noisy():
-    return Noisy(), (torch.randn(16, 32),)
+def writes_and_dropout() -> Case:
+    return WritesInPlace(20, dropped=0.4), (torch.randn(8, 20),)
 
 
-def quiet():
-    return Noisy(p=0.0), (torch.randn(16, 32),)
+def writes() -> Case:
+    return WritesInPlace(20, dropped=0.0), (torch.randn(8, 20),)

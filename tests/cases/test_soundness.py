@@ -20,10 +20,11 @@ from tests.oracles.random_plan import random_plan
 from tests.oracles.strategies import wrong_strategies
 
 MODELS = (
-    "tied_lm", "spare_parts", "reuse", "same_input_twice", "attention", "attention_gqa", "complex_rope", "pending_sum",
-    "low_precision", "picks", "split_join", "small_conv", "named_inputs", "many_outputs", "quiet",
+    "shared_table", "untrained_parts", "repeated_argument", "nested_arguments", "outputs_of_every_kind", "heads_alone",
+    "heads_in_groups", "complex_rotation", "after_two_products", "square_and_double", "product_in_bfloat16", "pickings",
+    "cut_and_join", "two_convolutions", "writes",
 )  # fmt: skip
-WITH_BUFFER = ("complex_rope",)
+WITH_BUFFER = ("complex_rotation",)
 """Models that read a buffer; exported files do not hold its values yet, and say so."""
 
 
@@ -76,7 +77,7 @@ def test_optimum_and_a_random_plan_equal_the_module(name: str) -> None:
 
 
 # ---- attention ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("name", "mesh", "heads"), [("attention", "tp=4", True), ("attention", "tp=3", False)])
+@pytest.mark.parametrize(("name", "mesh", "heads"), [("heads_alone", "tp=4", True), ("heads_alone", "tp=3", False)])
 def test_attention_is_split_by_batch_and_by_heads_that_divide(name: str, mesh: str, heads: bool) -> None:
     graph = case(name)
     space = enumerate_strategies(graph, Mesh.parse(mesh))
@@ -90,7 +91,7 @@ def test_attention_is_split_by_batch_and_by_heads_that_divide(name: str, mesh: s
 
 def test_grouped_heads_are_split_only_together() -> None:
     """2 key heads over 4: never q alone."""
-    graph = case("attention_gqa")
+    graph = case("heads_in_groups")
     space = enumerate_strategies(graph, Mesh.parse("tp=4"))
     (node,) = (node for node in graph.nodes if node.op.endswith("flash_attention_for_cpu.default"))
     shapes = {graph.meta(ref).shape[1] for ref in node.operands}
@@ -101,7 +102,7 @@ def test_grouped_heads_are_split_only_together() -> None:
 
 # ---- pending sums -------------------------------------------------------------------------------------------------------
 def test_what_is_linear_takes_a_pending_sum_and_nothing_else_does() -> None:
-    graph = case("pending_sum")
+    graph = case("after_two_products")
     space = enumerate_strategies(graph, Mesh.parse("tp=2"))
     for name, passes in (("aten.mul.Tensor", True), ("aten.relu.default", False), ("aten.amax.default", False)):
         for node in ops(graph, name):
@@ -112,15 +113,15 @@ def test_what_is_linear_takes_a_pending_sum_and_nothing_else_does() -> None:
 
 
 def test_a_bias_beside_a_pending_product_is_added_once() -> None:
-    graph = case("pending_sum")
+    graph = case("after_two_products")
     space = enumerate_strategies(graph, Mesh.parse("tp=2"))
-    bias = graph.node_by_key["param:down.bias"]
+    bias = graph.node_by_key["param:narrow.bias"]
     (node,) = (node for node in ops(graph, "aten.add.Tensor") if any(ref.node == bias for ref in node.operands))
     assert {row for row in rows(space, node) if "P" in row} == {("P", "P", "P")}
 
 
 def test_a_tensor_times_itself_is_not_pending() -> None:
-    graph = case("reuse")
+    graph = case("square_and_double")
     space = enumerate_strategies(graph, Mesh.parse("tp=2"))
     (square,) = (node for node in ops(graph, "aten.mul.Tensor") if node.operands[0] == node.operands[1] and node.module == "")
     (double,) = (node for node in ops(graph, "aten.add.Tensor") if node.operands[0] == node.operands[1])
@@ -129,7 +130,7 @@ def test_a_tensor_times_itself_is_not_pending() -> None:
 
 
 def test_casts_keep_every_placement() -> None:
-    graph = case("low_precision")
+    graph = case("product_in_bfloat16")
     space = enumerate_strategies(graph, Mesh.parse("tp=2"))
     for node in (node for node in graph.nodes if node.op == "aten._to_copy.default"):
         assert all(row[0] == row[1] for row in rows(space, node))
@@ -139,7 +140,7 @@ def test_casts_keep_every_placement() -> None:
 
 # ---- indices and pieces -------------------------------------------------------------------------------------------------
 def test_negative_and_list_indices() -> None:
-    graph = case("picks")
+    graph = case("pickings")
     space = enumerate_strategies(graph, Mesh.parse("dp=2"))
     picked, first = ops(graph, "aten.select.int")
     assert rows(space, picked) == {("R", "R"), ("P", "P"), ("S(0)", "S(0)"), ("S(2)", "S(1)")}
@@ -153,7 +154,7 @@ def test_negative_and_list_indices() -> None:
 
 
 def test_joining_and_cutting_along_a_split_dim_is_not_local() -> None:
-    graph = case("split_join")
+    graph = case("cut_and_join")
     space = enumerate_strategies(graph, Mesh.parse("tp=2"))
     front, back = ops(graph, "aten.stack.default")
     assert ("S(0)", "S(0)", "S(1)") in rows(space, front) and ("S(0)", "S(0)", "S(0)") in rows(space, back)
@@ -165,7 +166,7 @@ def test_joining_and_cutting_along_a_split_dim_is_not_local() -> None:
 
 # ---- convolution --------------------------------------------------------------------------------------------------------
 def test_convolution_is_split_like_a_product_and_windows_are_whole() -> None:
-    graph = case("small_conv")
+    graph = case("two_convolutions")
     space = enumerate_strategies(graph, Mesh.parse("tp=2"))
     first, second = ops(graph, "aten.convolution.default")
     assert {("S(0)", "R", "R", "S(0)"), ("R", "S(0)", "S(0)", "S(1)"), ("S(1)", "S(1)", "P", "P")} <= rows(space, second)
@@ -175,10 +176,10 @@ def test_convolution_is_split_like_a_product_and_windows_are_whole() -> None:
 
 # ---- random numbers and writes ------------------------------------------------------------------------------------------
 def test_dropout_is_refused_by_module_and_line() -> None:
-    with pytest.raises(UnsupportedOpError, match=r"draws random numbers \(in drop, models.py:\d+\)"):
-        case("noisy")
+    with pytest.raises(UnsupportedOpError, match=r"draws random numbers \(in thin, models.py:\d+\)"):
+        case("writes_and_dropout")
 
 
 def test_a_written_buffer_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedOpError, match="changes the buffer mean in place"):
-        case("running_stats")
+    with pytest.raises(UnsupportedOpError, match="changes the buffer average in place"):
+        case("moving_average")

@@ -16,44 +16,46 @@ def best(name: str, mesh: str) -> Plan:
 
 
 def test_tied_weights_are_one_tensor() -> None:
-    graph = case("tied_lm")
-    assert [parameter.names for parameter in graph.parameters] == [("embed.weight", "head.weight"), ("mid.weight",)]
-    assert sum(graph.meta(TensorRef(p.node, 0)).num_bytes for p in graph.parameters) == 5120
+    graph = case("shared_table")
+    assert [parameter.names for parameter in graph.parameters] == [("table.weight", "scores.weight"), ("mix.weight",)]
+    assert sum(graph.meta(TensorRef(p.node, 0)).num_bytes for p in graph.parameters) == 4 * (48 * 20 + 20 * 20)
 
 
 def test_unused_frozen_and_integer_parameters_stay() -> None:
-    graph = case("spare_parts")
+    graph = case("untrained_parts")
     assert {p.name for p in graph.parameters} == {
-        "used.weight", "used.bias", "spare.weight", "spare.bias", "frozen", "order",
+        "trained.weight", "trained.bias", "unread.weight", "unread.bias", "gain", "columns",
     }  # fmt: skip
-    assert {p.name for p in graph.parameters if p.gradient is not None} == {"used.weight", "used.bias"}
-    order = graph.meta(TensorRef(graph.node_by_key["param:order"], 0))
-    assert order.dtype == "int64"
+    assert {p.name for p in graph.parameters if p.gradient is not None} == {"trained.weight", "trained.bias"}
+    columns = graph.meta(TensorRef(graph.node_by_key["param:columns"], 0))
+    assert columns.dtype == "int64"
 
 
 def test_inputs_are_listed_by_path_whatever_their_container() -> None:
-    graph = case("named_inputs")
+    graph = case("nested_arguments")
     assert {item.name: item.batch_dim for item in graph.inputs} == {
-        "batch.x": 0, "batch.extra.y": 0, "scale": 0, "shift": None,
+        "sample.signal": 0, "sample.known.base": 0, "gate": 0, "offset": None,
     }  # fmt: skip
-    plan = best("named_inputs", "dp=4")
-    assert text(plan.choices["input:scale"].outputs[0] or ()) == "S(0)"
-    assert text(plan.choices["input:shift"].outputs[0] or ()) == "R"
+    plan = best("nested_arguments", "dp=4")
+    assert text(plan.choices["input:gate"].outputs[0] or ()) == "S(0)"
+    assert text(plan.choices["input:offset"].outputs[0] or ()) == "R"
 
 
 def test_one_object_passed_twice_is_two_inputs() -> None:
-    assert [item.name for item in case("same_input_twice").inputs] == ["a", "b"]
+    assert [item.name for item in case("repeated_argument").inputs] == ["left", "right"]
 
 
 def test_outputs_that_are_positions_none_or_inputs_have_no_gradient() -> None:
-    graph = case("many_outputs")
+    graph = case("outputs_of_every_kind")
     assert graph.stand_in_loss
-    assert {p.name for p in graph.parameters if p.gradient is not None} == {"a.weight", "a.bias", "b.weight", "b.bias"}
+    assert {p.name for p in graph.parameters if p.gradient is not None} == {
+        "encode.weight", "encode.bias", "decode.weight", "decode.bias",
+    }  # fmt: skip
     assert not any(node.op.startswith("aten.argmax") for node in graph.nodes), "nothing trained depends on it"
 
 
 def test_one_move_of_a_tensor_is_paid_once() -> None:
-    for name in ("reuse", "many_outputs", "tied_lm"):
+    for name in ("square_and_double", "outputs_of_every_kind", "shared_table"):
         plan = best(name, "dp=2,tp=2")
         shared = [(r.tensor, r.phase, r.target) for r in plan.redistributions]
         assert len(shared) == len(set(shared)), name
