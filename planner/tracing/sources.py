@@ -48,6 +48,7 @@ class _Sample:
 
 
 _LLAMA3, _GPT2, _MOE, _VIT = "sample_models.llama3", "sample_models.gpt2", "sample_models.moe", "sample_models.vit"
+_HYBRID = "sample_models.hybrid"
 _SAMPLES = {
     "llama3-8b": _Sample(module=_LLAMA3, factory="llama3_8b", description="Llama 3, 8 billion parameters, 32 layers"),
     "llama3-70b": _Sample(module=_LLAMA3, factory="llama3_70b", description="Llama 3, 70 billion parameters, 80 layers"),
@@ -67,6 +68,12 @@ _SAMPLES = {
     "vit-tiny": _Sample(
         module=_VIT, factory="vit_tiny", description="the vision transformer structure with small sizes, 2 layers"
     ),
+    "hybrid-2.7b": _Sample(
+        module=_HYBRID,
+        factory="hybrid_2_7b",
+        description="Mamba-2 with attention, 2.7 billion parameters, 6 of 64 layers attention",
+    ),
+    "hybrid-tiny": _Sample(module=_HYBRID, factory="hybrid_tiny", description="the hybrid structure with small sizes, 3 layers"),
 }
 _FORM = "file.py:factory, where factory() returns (module, args) or (module, args, kwargs)"
 
