@@ -15,7 +15,7 @@ from app.jobs import Job, Running, Worker
 from app.state import Document, Session, pool, select, show, workspace
 from app.view_models.proofs import settle
 from app.view_models.setup_form import describe
-from app.workspace import new_id
+from app.workspace import new_id, project_id
 from planner import InfeasibleError, PlanRequest
 
 SOLVE_LIMIT_S = 60.0
@@ -192,7 +192,7 @@ def _started(found: Session, running: Running) -> None:
         pool().forget(found.document.draft)
     select(found, None)
     document = Document(
-        project=f"{plan.request.model.rpartition('/')[2]}-{graph.fingerprint[:8]}".replace(".", "-").replace(":", "-"),
+        project=project_id(plan.request.model, plan.mesh, graph.fingerprint),
         draft=running.draft, graph=graph, graph_path=running.worker.spec.graph_path, plan=plan,
         memory_bytes=running.request.memory_bytes,
     )  # fmt: skip

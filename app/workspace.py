@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from planner import InputError, JointGraph, Plan
+from planner import InputError, JointGraph, Mesh, Plan
 
 MAX_JSON_BYTES = 64 * 2**20
 MAX_DRAFT_BYTES = 8 * 2**20
@@ -43,6 +43,13 @@ def checked_id(text: str) -> str:
 
 def new_id() -> str:
     return secrets.token_hex(4)
+
+
+def project_id(model: str, mesh: Mesh, fingerprint: str) -> str:
+    """`llama3-8b-dp8-tp8-0123abcd`: the same model at the same sizes on the same mesh."""
+    name = re.sub(r"[^A-Za-z0-9]+", "-", model.rpartition("/")[2])[:24].strip("-") or "model"
+    axes = "-".join(f"{axis[:6]}{size}" for axis, size in zip(mesh.axis_names, mesh.axis_sizes, strict=True))
+    return checked_id(f"{name}-{re.sub(r'[^A-Za-z0-9-]', '', axes)[:28]}-{fingerprint[:8]}")
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -8,7 +8,7 @@ from app.view_models.pins import Pins, num_changed
 from app.view_models.proofs import gap_text
 from planner import MemoryBudget, Plan
 
-GIB, GB = 2**30, 10**9
+GIB, MIB, GB, MB = 2**30, 2**20, 10**9, 10**6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def _times(plan: Plan, base: Plan | None) -> tuple[Quantity, ...]:
     )
     return tuple(
         Quantity(
-            label=label, value=getattr(plan, name) / 1000, unit="ms", source=text,
+            label=label, value=getattr(plan, name) / 1000, unit="ms", source=text, digits=1 if plan.objective_us >= 10_000 else 3,
             delta=(getattr(plan, name) - getattr(base, name)) / 1000 if base else None,
         )
         for label, name, text in rows
@@ -105,21 +105,23 @@ def _times(plan: Plan, base: Plan | None) -> tuple[Quantity, ...]:
 
 
 def _peak(plan: Plan, base: Plan | None) -> Quantity:
+    unit, size = ("GiB", GIB) if plan.memory.peak_bytes >= 0.1 * GIB else ("MiB", MIB)
     return Quantity(
-        label="peak memory", value=plan.memory.peak_bytes / GIB, unit="GiB",
+        label="peak memory", value=plan.memory.peak_bytes / size, unit=unit,
         source="predicted per device: parameters, gradients, optimizer state, saved activations; no temporaries, no reserve",
-        delta=(plan.memory.peak_bytes - base.memory.peak_bytes) / GIB if base else None,
+        delta=(plan.memory.peak_bytes - base.memory.peak_bytes) / size if base else None,
     )  # fmt: skip
 
 
 def _volumes(plan: Plan, base: Plan | None) -> tuple[Quantity, ...]:
     now = {axis: sum(kinds.values()) for axis, kinds in plan.comm_bytes.items()}
     before = {axis: sum(kinds.values()) for axis, kinds in base.comm_bytes.items()} if base else {}
+    unit, size = ("GB", GB) if max((*now.values(), *before.values()), default=0) >= 0.1 * GB else ("MB", MB)
     return tuple(
         Quantity(
-            label=f"traffic {axis}", value=now.get(axis, 0) / GB, unit="GB", digits=2,
-            source=f"full bytes of all collectives over {axis}, one step, one rank (GB = 10⁹)",
-            delta=(now.get(axis, 0) - before.get(axis, 0)) / GB if base else None,
+            label=f"traffic {axis}", value=now.get(axis, 0) / size, unit=unit, digits=2,
+            source=f"full bytes of all collectives over {axis}, one step, one rank (GB = 10⁹, MB = 10⁶)",
+            delta=(now.get(axis, 0) - before.get(axis, 0)) / size if base else None,
         )
         for axis in sorted({*now, *before})
     )  # fmt: skip

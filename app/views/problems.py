@@ -17,7 +17,8 @@ def show_error(error: PlannerError, *, key: str) -> bool:
             st.error(plain(describe(error)), width="stretch")
             dismissed = st.button("Dismiss", key=f"dismiss_{key}")
         if isinstance(error, InfeasibleError) and error.conflicts:
-            st.markdown("These cannot hold together:\n" + "\n".join(f"- {plain(conflict)}" for conflict in error.conflicts))
+            heading = "These cannot hold together:" if len(error.conflicts) > 1 else "This cannot hold:"
+            st.markdown("\n".join([heading, *(f"- {plain(conflict)}" for conflict in error.conflicts)]))
         report = error.details.get("traceback") or error.details.get("output")
         if report:
             with st.expander("Report"):

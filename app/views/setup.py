@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from datetime import datetime
 
 import streamlit as st
@@ -47,53 +48,48 @@ def _form(found: state.Session) -> None:
 
 
 def _fields(form: SetupForm, slots: dict[str, DeltaGenerator]) -> SetupForm:
-    """The widgets, filled from `form`; they are not drawn on other pages, so their values are kept there.
+    """The widgets. They are not drawn on other pages, where Streamlit forgets them: they begin again with `form`.
 
     `slots` gets a place under each field for what is wrong with it.
     """
-    st.subheader("Model")
-    names = [model.name for model in models()]
+    names, profiles = [model.name for model in models()], list(hardware_names())
+    for field in fields(form):
+        st.session_state.setdefault(field.name, getattr(form, field.name))
+    _model_fields(names, slots)
+    st.subheader("Cluster")
+    cluster = st.columns([2, 1])
+    cluster[0].text_input("Mesh axes, outermost first", placeholder="dp=8,tp=8", key="mesh")
+    slots["mesh"] = cluster[0].empty()
+    cluster[0].caption("The last axis is the nearest devices. Axes named dp, fsdp, data and so on split the batch.")
+    cluster[1].selectbox("Hardware", profiles, key="hardware")
+    st.subheader("Limits")
+    limits = st.columns(3)
+    limits[0].text_input("Memory per device", placeholder="what the hardware leaves", key="memory")
+    slots["memory"] = limits[0].empty()
+    limits[1].selectbox("Optimizer", setup_form.OPTIMIZERS, key="optimizer")
+    limits[2].text_input("Solver time, seconds", key="time_limit")
+    slots["time_limit"] = limits[2].empty()
+    return SetupForm(**{field.name: st.session_state[field.name] or "" for field in fields(form)})
+
+
+def _model_fields(names: list[str], slots: dict[str, DeltaGenerator]) -> None:
     about = {model.name: model.description for model in models()}
+    st.subheader("Model")
     one, two = st.columns(2)
     with one:
-        model = st.selectbox("Sample model", names, index=names.index(form.model) if form.model in names else 0, key="model")
+        model = st.selectbox("Sample model", names, key="model")
         st.caption(plain(about.get(model or "", "")))
     with two:
-        custom = st.text_input("Or your own model", form.custom_model, placeholder="path/to/file.py:factory", key="custom_model")
+        st.text_input("Or your own model", placeholder="path/to/file.py:factory", key="custom_model")
         slots["custom_model"] = st.empty()
         st.caption("A path on this machine. The file is run by a worker process; it replaces the sample when given.")
     sizes = st.columns(4)
-    batch = sizes[0].text_input("Global batch, sequences", form.batch, placeholder="one per device", key="batch")
-    slots["batch"] = sizes[0].empty()
-    seq = sizes[1].text_input("Sequence length", form.seq, placeholder="model default", key="seq")
-    slots["seq"] = sizes[1].empty()
-    layers = sizes[2].text_input("Layers", form.layers, placeholder="all", key="layers")
-    slots["layers"] = sizes[2].empty()
-    precision = sizes[3].selectbox(
-        "Precision", setup_form.PRECISIONS, setup_form.PRECISIONS.index(form.precision), key="precision"
-    )
-    st.subheader("Cluster")
-    cluster = st.columns([2, 1])
-    mesh = cluster[0].text_input("Mesh axes, outermost first", form.mesh, placeholder="dp=8,tp=8", key="mesh")
-    slots["mesh"] = cluster[0].empty()
-    cluster[0].caption("The last axis is the nearest devices. Axes named dp, fsdp, data and so on split the batch.")
-    profiles = list(hardware_names())
-    hardware = cluster[1].selectbox(
-        "Hardware", profiles, index=profiles.index(form.hardware) if form.hardware in profiles else 0, key="hardware"
-    )
-    st.subheader("Limits")
-    limits = st.columns(3)
-    memory = limits[0].text_input("Memory per device", form.memory, placeholder="what the hardware leaves", key="memory")
-    slots["memory"] = limits[0].empty()
-    optimizer = limits[1].selectbox(
-        "Optimizer", setup_form.OPTIMIZERS, setup_form.OPTIMIZERS.index(form.optimizer), key="optimizer"
-    )
-    limit = limits[2].text_input("Solver time, seconds", form.time_limit, key="time_limit")
-    slots["time_limit"] = limits[2].empty()
-    return SetupForm(
-        model=model or "", custom_model=custom, batch=batch, seq=seq, layers=layers, precision=precision, mesh=mesh,
-        hardware=hardware or "", optimizer=optimizer, memory=memory, time_limit=limit,
-    )  # fmt: skip
+    texts = {"batch": "one per device", "seq": "model default", "layers": "all"}
+    labels = {"batch": "Global batch, sequences", "seq": "Sequence length", "layers": "Layers"}
+    for column, (name, placeholder) in zip(sizes, texts.items(), strict=False):
+        column.text_input(labels[name], placeholder=placeholder, key=name)
+        slots[name] = column.empty()
+    sizes[3].selectbox("Precision", setup_form.PRECISIONS, key="precision")
 
 
 def _progress() -> None:

@@ -75,5 +75,5 @@ def _running(found: state.Session, running: Running) -> None:
 def _sources(data: status.Strip) -> None:
     st.html(markup.number_table(data.quantities), width=620)
     st.caption(
-        "Predicted, not measured. GiB = 2³⁰ bytes, GB = 10⁹ bytes. Not modelled: overlap of computation and communication."
+        "Predicted, not measured. GiB = 2³⁰, GB = 10⁹, MB = 10⁶ bytes. Not modelled: overlap of computation and communication."
     )

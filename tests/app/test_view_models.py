@@ -121,7 +121,7 @@ def test_every_number_of_the_strip_has_a_source_and_a_signed_difference():
     assert all(q.source and q.unit for q in strip.quantities)
     assert [q.label for q in strip.quantities] == ["step", "compute", "comm", "peak memory", "traffic dp", "traffic tp"]
     step = strip.quantities[0]
-    assert "no overlap" in step.source and step.delta_text == "▲ +0.2"
+    assert "no overlap" in step.source and step.delta_text == "▲ +0.250"
     assert strip.quantities[3].delta_text == ""
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from app import workspace as workspace_module
 from app.workspace import Workspace
-from planner import InputError
+from planner import InputError, Mesh
 from tests.app.synthetic import make_plan, small_graph
 
 GRAPH = small_graph(1)
@@ -96,3 +96,10 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
         Workspace(tmp_path / "file" / "inside").check_writable()
+
+
+def test_project_ids_are_plain_names_that_tell_meshes_apart():
+    one = workspace_module.project_id("/a b/my model.py:make", Mesh.parse("dp=2,tp=2"), GRAPH.fingerprint)
+    two = workspace_module.project_id("/a b/my model.py:make", Mesh.parse("tp=4"), GRAPH.fingerprint)
+    assert one != two and one.startswith("my-model-py-make-dp2-tp2-")
+    assert workspace_module.project_id("../..", Mesh.parse("dp=2"), GRAPH.fingerprint).startswith("model-dp2-")

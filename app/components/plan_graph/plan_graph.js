@@ -114,6 +114,7 @@ class PlanGraphView {
     this.canvas.setAttribute("role", "application");
     this.canvas.setAttribute("aria-label", "Plan graph. Arrows move, Enter opens or selects. The op table below holds the same data.");
     this.legend = html("div", "legend", this.host);
+    new ResizeObserver(() => this.onResize()).observe(this.canvas);
     this.bindEvents();
   }
 
@@ -223,7 +224,18 @@ class PlanGraphView {
     this.applyCamera();
   }
 
+  /** A graph drawn before its element had a size is looked at anew. */
+  onResize() {
+    if (!this.unseen || !this.canvas.clientWidth) return;
+    this.unseen = false;
+    this.camera = this.homeCamera();
+    this.applyCamera();
+    const index = this.model.indexOf.get(this.group.at(-1));
+    if (index !== undefined) this.centre(this.boxFor(index), Math.max(this.camera.scale, 0.85));
+  }
+
   homeCamera() {
+    this.unseen = !this.canvas.clientWidth;
     const [width, height] = [this.canvas.clientWidth, this.canvas.clientHeight];
     const scale = Math.min(1, Math.max(0.4, width / (this.size.width + 40)), Math.max(0.7, height / (this.size.height + 28)));
     return { x: Math.max(16, (this.canvas.clientWidth - this.size.width * scale) / 2), y: 14, scale };
@@ -313,14 +325,15 @@ class PlanGraphView {
 
   /** One stacked bar per mesh axis: how many ops are sharded, replicated, pending. */
   drawShares(group, sums, width) {
-    this.overlay.axes.slice(0, 2).forEach((_, axis) => {
+    const pitch = this.overlay.axes.length > 2 ? 15 / this.overlay.axes.length : 7;
+    this.overlay.axes.forEach((_, axis) => {
       const counts = { S: 0, R: 0, P: 0 };
       for (const sum of sums) for (const kind of "SRP") counts[kind] += sum.kinds[axis][kind];
       const all = counts.S + counts.R + counts.P || 1;
       let x = 12;
       for (const kind of "SRP") {
         const share = (counts[kind] / all) * (width - 24);
-        if (share > 0) svg("rect", { x, y: 43 + axis * 7, width: share, height: 5, class: `bar-${kind}` }, group);
+        if (share > 0) svg("rect", { x, y: 43 + axis * pitch, width: share, height: pitch - Math.min(2, pitch / 4), class: `bar-${kind}` }, group);
         x += share;
       }
     });
