@@ -16,9 +16,9 @@ def show_error(error: PlannerError, *, key: str) -> bool:
         with st.container(horizontal=True, wrap=False, vertical_alignment="center"):
             st.error(plain(describe(error)), width="stretch")
             dismissed = st.button("Dismiss", key=f"dismiss_{key}")
-        if isinstance(error, InfeasibleError) and error.conflicts:
-            heading = "These cannot hold together:" if len(error.conflicts) > 1 else "This cannot hold:"
-            st.markdown("\n".join([heading, *(f"- {plain(conflict)}" for conflict in error.conflicts)]))
+        unsaid = [c for c in error.conflicts if c not in error.message] if isinstance(error, InfeasibleError) else []
+        if unsaid:
+            st.markdown("\n".join(["These cannot hold:", *(f"- {plain(conflict)}" for conflict in unsaid)]))
         report = error.details.get("traceback") or error.details.get("output")
         if report:
             with st.expander("Report"):

@@ -193,7 +193,7 @@ def test_infeasible_pins_keep_plan_and_pins(open_app):
     at = pin_everywhere(open_app(), reason="infeasible")
     before = document(at)
     solve(at)
-    assert "This cannot hold" in " ".join(text.value for text in at.markdown)
+    assert "These cannot hold" in " ".join(text.value for text in at.markdown)
     assert document(at).plan is before.plan and document(at).history == before.history
     assert "infeasible" in strip_text(at)
 
