@@ -39,14 +39,15 @@ def net():
 def test_listing_models_needs_no_torch() -> None:
     code = "import sys; from planner.tracing.sources import list_models; list_models(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert [m.name for m in list_models()] == ["llama3-8b", "llama3-70b", "llama3-tiny"]
+    assert [m.name for m in list_models()][:3] == ["llama3-8b", "llama3-70b", "llama3-tiny"]
     assert all(m.description for m in list_models())
 
 
 @pytest.mark.parametrize("model", [m.name for m in list_models()])
 def test_every_listed_model_can_be_found(model: str) -> None:
     factory = find_factory(model)
-    assert sizes_for(factory, ModelRequest(model=model, batch=2, seq=4, layers=1)) == {"batch": 2, "seq": 4, "layers": 1}
+    asked = {"batch": 2, "layers": 1} if model.startswith("vit-") else {"batch": 2, "seq": 4, "layers": 1}
+    assert sizes_for(factory, ModelRequest(model=model, **asked)) == asked
     assert sizes_for(factory, ModelRequest(model=model, batch=2, layers=1, size="tiny")) == {"layers": 1, "size": "tiny"}
 
 
