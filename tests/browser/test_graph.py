@@ -31,7 +31,7 @@ def test_opening_a_run_opens_one_layer_and_keeps_the_rest_together(tab: Tab, qui
 
 def test_modules_open_and_close_without_a_rerun(tab: Tab, quick_server: str):
     tab.open(quick_server)
-    tab.page.wait_for_timeout(2000)
+    tab.settled()
     before = tab.received_bytes
     tab.box("layers.0 … layers.31 ×32").click()
     tab.box("attention,").first.wait_for()
@@ -64,8 +64,7 @@ def test_keys(tab: Tab, quick_server: str):
     tab.page.locator(".box.op.selected").wait_for()
     first = tab.page.locator(".box.op.selected").get_attribute("data-key")
     tab.page.keyboard.press(".")
-    tab.page.wait_for_timeout(300)
-    assert tab.page.locator(".box.op.selected").get_attribute("data-key") != first
+    tab.page.locator(f'.box.op.selected:not([data-key="{first}"])').wait_for()
     tab.page.keyboard.press("Escape")
     assert tab.page.locator(".box.op.selected").count() == 0
     tab.page.keyboard.press("Home")
@@ -145,7 +144,8 @@ def test_a_table_row_selects_like_a_click(tab: Tab, quick_server: str):
     table = tab.page.locator("[data-testid=stDataFrame]")
     table.wait_for()
     table.scroll_into_view_if_needed()
-    tab.page.wait_for_timeout(1000)
+    table.locator("canvas").first.wait_for()
+    tab.settled()
     frame = table.bounding_box()
     tab.page.mouse.click(frame["x"] + 20, frame["y"] + 52)
     tab.page.locator(".box.op.selected").wait_for()
@@ -154,15 +154,15 @@ def test_a_table_row_selects_like_a_click(tab: Tab, quick_server: str):
 def test_budgets(tab: Tab, quick_server: str):
     """Printed, not asserted: times of a shared machine. Payloads are asserted."""
     tab.open(quick_server)
-    tab.page.wait_for_timeout(3000)
+    tab.settled()
     tab.received_bytes = 0
     warm = tab.open(quick_server)
-    tab.page.wait_for_timeout(1500)
+    tab.settled()
     load_mb = tab.received_bytes / 1e6
     tab.box("layers.0 … layers.31 ×32").click()
     opened_ms = tab.page.locator(".plan-graph").get_attribute("data-draw-ms")
     tab.find(WQ)
-    tab.page.wait_for_timeout(1500)
+    tab.legal()
     clicks, per_click = [], 0
     for key in ("layers.0.attention.wq/cast/fwd#0", WQ, "param:layers.0.attention.wq.weight"):
         tab.received_bytes = 0
@@ -170,7 +170,7 @@ def test_budgets(tab: Tab, quick_server: str):
         tab.page.locator(f'.box.op[data-key="{key}"]').click()
         tab.page.get_by_text(key, exact=True).first.wait_for()
         clicks.append(round(1000 * (time.perf_counter() - start)))
-        tab.page.wait_for_timeout(1500)
+        tab.legal()
         per_click = max(per_click, tab.received_bytes)
     print(
         f"\nwarm paint {warm:.2f} s, load {load_mb:.2f} MB, open a module {opened_ms} ms, "
