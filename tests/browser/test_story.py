@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+from playwright.sync_api import expect
+
 from tests.browser.conftest import Tab
 
 WQ = "layers.0.attention.wq/linear/fwd#0"
@@ -134,7 +136,8 @@ def test_an_unknown_model_is_an_error_and_the_next_one_is_planned(tab: Tab, serv
     tab.press("Dismiss")
     tab.page.get_by_text("There is no model 'llama9-900b'").wait_for(state="hidden")
     tab.settled()
-    assert custom.input_value() == "llama9-900b"
+    expect(custom).to_have_count(1, timeout=60_000)  # a run under way shows a moment of the old page beside the new one
+    expect(custom).to_have_value("llama9-900b", timeout=60_000)
     custom.fill("")
     custom.press("Enter")
     tab.page.get_by_role("combobox", name=re.compile("Sample model")).click()
