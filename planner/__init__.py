@@ -35,7 +35,7 @@ _HOME = {
     "trace": "pipeline",
     "diff": "pipeline",
     "export": "pipeline",
-    "report_lines": "pipeline",
+    "report_lines": "exporting.report",
 }
 __all__ = list(_HOME)
 

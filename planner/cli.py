@@ -12,6 +12,7 @@ from typing import Any
 from planner import pipeline
 from planner.constraint import Pin
 from planner.errors import InfeasibleError, InputError, PlannerError
+from planner.exporting.report import report_lines
 from planner.graph import JointGraph, ModelRequest, without_layer
 from planner.mesh import Mesh
 from planner.plan import Plan
@@ -183,7 +184,7 @@ def _export(args: argparse.Namespace) -> int:
     args.output.write_text(found.script)
     plan.save(sidecar)
     print(f"wrote {args.output} ({len(found.script.splitlines())} lines) and {sidecar}")
-    for line in pipeline.report_lines(found.report):
+    for line in report_lines(found.report):
         print(f"  {line}")
     return 0
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from planner.constraint import BoundaryPlacement, Constraint, MemoryBudget, Pin
@@ -341,22 +340,11 @@ def export(
     return export_verified(plan, graph, tiny, verify=verify, progress=progress)
 
 
-def report_lines(report: Mapping[str, Any]) -> tuple[str, ...]:
-    """The report of an export as lines to read."""
-    from planner.exporting.report import report_lines as lines
-
-    return lines(report)
-
-
 def tiny_graph(graph: JointGraph) -> JointGraph | None:
     """The same model at tiny size, None if its factory has no tiny size."""
     if not graph.symbols:
         return None
     return trace(replace(graph.request, size="tiny", batch=None, seq=None, layers=len(graph.layers) or None))
-
-
-def open_graph(path: Path) -> JointGraph:
-    return JointGraph.load(path)
 
 
 def peak_rss_bytes() -> int:
