@@ -1,0 +1,66 @@
+"""Plans as text and as the dictionary of `show --json`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.graph import without_layer
+from planner.plan import Plan
+from planner.units import format_gb, format_gib, format_ms
+
+
+def as_dict(plan: Plan) -> dict[str, Any]:
+    """The answer of `show --json`."""
+    return {
+        "plan_id": plan.plan_id,
+        "model": plan.request.to_json(),
+        "mesh": str(plan.mesh),
+        "hardware": plan.hardware_name,
+        "status": plan.report.status,
+        "objective_us": plan.objective_us,
+        "objective": "serial, no overlap",
+        "bound_us": plan.report.bound_us,
+        "gap": plan.report.gap,
+        "method": plan.report.method,
+        "compute_us": plan.compute_us,
+        "comm_us": plan.comm_us,
+        "peak_bytes": plan.memory.peak_bytes,
+        "memory": plan.memory.to_json(),
+        "comm_bytes": plan.comm_bytes,
+        "collectives": plan.collective_counts,
+        "num_ops": plan.num_ops,
+        "constraints": [c.to_json() for c in plan.constraints],
+        "pins": [pin.to_json() for pin in plan.pins],
+        "replicated_for_lack_of_a_rule": list(plan.replicated_for_lack_of_a_rule),
+        "placements": {
+            key: [None if p is None else "".join(map(str, p)) for p in choice.outputs] for key, choice in plan.choices.items()
+        },
+    }
+
+
+def summary(plan: Plan) -> str:
+    report = plan.report
+    proof = "proved optimal" if report.status == "optimal" else f"{report.status}, within {100 * report.gap:.2g} % of the bound"
+    lines = [
+        f"plan {plan.plan_id}: {plan.request.model} on {plan.mesh}, {plan.hardware_name}, {proof} ({report.method})",
+        f"  step time {format_ms(plan.objective_us)} (serial, no overlap) = compute {format_ms(plan.compute_us)}"
+        f" + communication {format_ms(plan.comm_us)}",
+        f"  memory {format_gib(plan.memory.peak_bytes)} per device: "
+        + ", ".join(f"{name.removesuffix('_bytes')} {format_gib(value)}" for name, value in plan.memory.to_json().items()),
+    ]
+    for axis, kinds in plan.comm_bytes.items():
+        lines.append(f"  traffic on {axis}: " + ", ".join(f"{kind} {format_gb(size)}" for kind, size in kinds.items()))
+    if plan.replicated_for_lack_of_a_rule:
+        lines.append(f"  replicated for lack of a rule: {', '.join(plan.replicated_for_lack_of_a_rule)}")
+    return "\n".join(lines)
+
+
+def details(plan: Plan) -> str:
+    """Summary, constraints, and the placements of parameters and module outputs, equal layers once."""
+    lines = [summary(plan), "constraints:", *(f"  {c.describe()}" for c in plan.constraints), "placements (equal layers once):"]
+    groups: dict[tuple[str, str], list[str]] = {}
+    for key, choice in plan.choices.items():
+        text = ", ".join("-" if p is None else "".join(map(str, p)) for p in choice.outputs)
+        groups.setdefault((without_layer(key), text), []).append(key)
+    lines += [f"  x{len(keys):<3d} {key:70s} {text}" for (key, text), keys in groups.items()]
+    return "\n".join(lines)

@@ -1,0 +1,38 @@
+"""`export`: the training script that runs a plan."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from planner import pipeline
+from planner.commands.common import check_writable, say
+from planner.exporting.report import report_lines
+from planner.graph import JointGraph
+from planner.plan import Plan
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser("export", help="write the training script that runs a plan")
+    command.add_argument("plan", type=Path)
+    command.add_argument("-o", "--output", type=Path, required=True, metavar="train.py")
+    command.add_argument("--graph", type=Path, help="a saved graph (plan --save-graph) instead of tracing again")
+    command.add_argument(
+        "--no-verify", action="store_true", help="skip the comparison with the model (it is then said so in the report)"
+    )
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    check_writable(args.output)
+    plan = Plan.load(args.plan)
+    graph = JointGraph.load(args.graph) if args.graph else None
+    found = pipeline.export(plan, graph, verify=not args.no_verify, progress=say)
+    sidecar = args.output.with_name(args.output.stem + ".plan.json")
+    args.output.write_text(found.script)
+    plan.save(sidecar)
+    print(f"wrote {args.output} ({len(found.script.splitlines())} lines) and {sidecar}")
+    for line in report_lines(found.report):
+        print(f"  {line}")
+    return 0

@@ -1,0 +1,75 @@
+"""`plan`: choose a placement for every tensor."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from planner import pipeline
+from planner.commands.common import check_writable, say
+from planner.commands.describe import summary
+from planner.constraint import Pin
+from planner.graph import JointGraph, ModelRequest
+from planner.mesh import Mesh
+from planner.plan import Plan
+from planner.units import parse_bytes
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser("plan", help="choose a placement for every tensor")
+    command.add_argument("model", help="a sample name (see `models`) or path/to/file.py:factory")
+    command.add_argument("--mesh", required=True, metavar="dp=8,tp=8", help="axis=size, outermost first")
+    command.add_argument("--hardware", default="h100_sxm")
+    command.add_argument("--batch", type=int, help="global sequences per micro-step (default: one per device)")
+    command.add_argument("--seq", type=int)
+    command.add_argument("--layers", type=int)
+    command.add_argument(
+        "--precision", choices=("bf16-mixed", "as-traced"), help="default: bf16-mixed for samples, as-traced otherwise"
+    )
+    command.add_argument("--optimizer", default="adamw")
+    command.add_argument("--gpus-per-node", type=int, default=8)
+    command.add_argument("--memory", metavar="80GiB", help="budget per device (default: what the hardware leaves)")
+    command.add_argument("--pin", action="append", default=[], metavar="WHERE=PLACEMENTS")
+    command.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS")
+    command.add_argument(
+        "--from", dest="replay", type=Path, metavar="plan.json", help="take all decisions from a plan: no solver"
+    )
+    command.add_argument("--graph", type=Path, help="a saved graph instead of tracing")
+    command.add_argument("--save-graph", type=Path, metavar="graph.json.gz")
+    command.add_argument("-o", "--output", type=Path, metavar="plan.json")
+    command.add_argument("--stats", type=Path, metavar="stats.json")
+    command.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    request = plan_request(args)
+    for path in (args.output, args.stats, args.save_graph):
+        check_writable(path)
+    graph = JointGraph.load(args.graph) if args.graph else None
+    replay = Plan.load(args.replay) if args.replay else None
+    found = pipeline.make_plan(request, graph=graph, replay=replay, progress=say)
+    if args.save_graph:
+        found.graph.save(args.save_graph)
+    if args.output:
+        found.plan.save(args.output)
+    if args.stats:
+        args.stats.write_text(json.dumps(found.stats.to_json(), indent=1) + "\n")
+    print(summary(found.plan))
+    return 0
+
+
+def plan_request(args: argparse.Namespace) -> pipeline.PlanRequest:
+    mesh = Mesh.parse(args.mesh)
+    precision = args.precision or ("as-traced" if ".py" in args.model else "bf16-mixed")
+    return pipeline.PlanRequest(
+        model=ModelRequest(model=args.model, batch=args.batch, seq=args.seq, layers=args.layers, precision=precision),
+        mesh=mesh,
+        hardware=args.hardware,
+        memory_bytes=parse_bytes(args.memory) if args.memory else None,
+        optimizer=args.optimizer,
+        gpus_per_node=args.gpus_per_node,
+        pins=tuple(Pin.parse(pin, mesh) for pin in args.pin),
+        time_limit_s=args.time_limit,
+    )
