@@ -136,7 +136,7 @@ class _Script:
         used = sorted(set(self.names.values()), key=list(self.names.values()).index)
         listed = "\n".join(["# compiled one by one with --compile", *call_lines("BLOCKS = ", [f'"{name}"' for name in used])])
         listed = listed.replace('")', '",)') if len(used) == 1 else listed
-        parts = [head, _helpers(blocks), _BLOCKS_TITLE + blocks, listed, step, template("tail")]
+        parts = [head, _helpers(blocks), _BLOCKS_TITLE + blocks, listed, step, *map(template, ("model", "start", "train", "verify"))]
         return "\n\n\n".join(part.strip("\n") for part in parts if part.strip()) + "\n"
 
     def _block_functions(self) -> str:
