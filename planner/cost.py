@@ -24,6 +24,7 @@ class CostTable:
         unreduced: (consumer node, operand slot) of uses that take `routes_without_reduction`: the casts of low-precision
             gradients to their parameter's dtype, when gradients are to be reduced in that dtype.
         memory: bytes per strategy.
+        gpus_per_node: devices that share the fast links of one node.
     """
 
     space: StrategySpace
@@ -34,6 +35,7 @@ class CostTable:
     routes_without_reduction: Mapping[int, Routes]
     unreduced: frozenset[tuple[int, int]]
     memory: MemoryTable
+    gpus_per_node: int = 8
 
     def routes_of_use(self, lattice: int, consumer: int, slot: int) -> Routes:
         return self.routes_without_reduction[lattice] if (consumer, slot) in self.unreduced else self.routes[lattice]

@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.constraint import Constraint
 from planner.cost import CostTable
-from planner.graph import BACKWARD, TensorRef
+from planner.graph import TensorRef
 from planner.memory import MemoryBreakdown
 from planner.plan import Choice, Plan, Redistribution, SolveReport, Step
 from planner.redistribution import Routes
@@ -29,8 +29,10 @@ def assemble(costs: CostTable, solution: Solution, constraints: Sequence[Constra
         mesh=space.mesh,
         hardware_name=costs.hardware_name,
         hardware_hash=costs.hardware_hash,
+        gpus_per_node=costs.gpus_per_node,
         memory_policy=costs.memory.policy,
         constraints=tuple(constraints),
+        checkpointed=graph.checkpointed,
         choices=_choices(costs, solution.strategy),
         redistributions=tuple(_redistributions(costs, solution.strategy, solution.shared)),
         memory=memory_of(costs, solution.strategy),
@@ -82,9 +84,8 @@ def uses_by_phase(costs: CostTable) -> dict[tuple[TensorRef, str], list[tuple[in
     for index, node in enumerate(graph.nodes):
         for slot in space.strategies[index].operand_slots:
             uses.setdefault((node.operands[slot], node.phase), []).append((index, slot))
-    for parameter in graph.parameters:
-        if parameter.gradient is not None:
-            uses.setdefault((parameter.gradient, BACKWARD), []).append((parameter.node, GRADIENT_STORE))
+    for leaf, (ref, phase) in graph.stored.items():
+        uses.setdefault((ref, phase), []).append((leaf, GRADIENT_STORE))
     return uses
 
 

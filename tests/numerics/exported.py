@@ -31,8 +31,10 @@ class Model:
         return cls.sample("llama3-tiny", layers, precision)
 
     @classmethod
-    def sample(cls, name: str, layers: int = 2, precision: str = "bf16-mixed") -> Model:
-        full = trace(ModelRequest(model=name, layers=layers, precision=precision))
+    def sample(
+        cls, name: str, layers: int = 2, precision: str = "bf16-mixed", batch: int | None = None, seq: int | None = None
+    ) -> Model:
+        full = trace(ModelRequest(model=name, layers=layers, precision=precision, batch=batch, seq=seq))
         tiny = tiny_graph(full)
         assert tiny is not None
         return cls(full, tiny)
