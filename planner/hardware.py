@@ -1,13 +1,17 @@
 """Hardware profiles: what one kind of machine can do, every number with its unit and where it comes from.
 
-A profile is a TOML file in `hardware_profiles/`. Each constant is a table with `value, unit, kind, source, date`, and for
-fitted ones `residual_pct, rows, range`; a number without these does not load. Rates are SI per second, times µs, sizes bytes.
+A profile is a TOML file in `hardware_profiles/`; the network between its nodes is another, in `hardware_profiles/fabrics/`, and
+any two go together. Each constant is a table with `value, unit, kind, source, date`, and for fitted ones `residual_pct, rows,
+range`; a number without these does not load. Rates are SI per second, times µs, sizes bytes.
+
+A profile may name a `base`: what it does not state itself is taken from there, marked `derived` with its origin in the source.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +22,8 @@ from planner.errors import InputError, UnknownHardwareError
 
 PROFILE_SCHEMA = 1
 PROFILE_FOLDER = Path(__file__).parent / "hardware_profiles"
-CONSTANT_KINDS = ("datasheet", "fitted", "guess")
+FABRIC_FOLDER = PROFILE_FOLDER / "fabrics"
+CONSTANT_KINDS = ("datasheet", "measured", "fitted", "derived", "guess")
 _REQUIRED = ("value", "unit", "kind", "source", "date")
 _REQUIRED_IF_FITTED = ("residual_pct", "rows", "range")
 
@@ -32,7 +37,8 @@ class Constant:
 
     Attributes:
         value: a number, (x, y) pairs or rows of numbers.
-        kind: `datasheet`, `fitted` or `guess`.
+        kind: `datasheet`; `measured` by the source; `fitted` to measurements of this hardware; `derived` from those of other
+            hardware; `guess`.
         date: when it was looked up or fitted, ISO.
         residual_pct: fitted only: mean absolute error in % on data left out of the fit.
         rows, range: fitted only: how many measurements, and over which range they reach.
@@ -54,12 +60,21 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class GemmConstants:
-    """`t = [(flops / (peak·e))^p + (bytes / (hbm·h))^p]^(1/p) + launch_us`: a smooth maximum of two bounds."""
+    """`t = ([(flops / (peak·e))^p + (bytes / (hbm·h))^p]^(1/p) + launch_us) · exp r(m, n, k)`: a smooth maximum of two bounds.
+
+    Attributes:
+        surface_m, surface_n, surface_k: where r, the log of measured over that formula, is known; linear in the logs between.
+        surface: r [m][n][k].
+    """
 
     compute_efficiency: float
     memory_efficiency: float
     sharpness: float
     launch_us: float
+    surface_m: tuple[float, ...]
+    surface_n: tuple[float, ...]
+    surface_k: tuple[float, ...]
+    surface: tuple[tuple[tuple[float, ...], ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,10 +144,12 @@ class HardwareProfile:
         peak_flop_per_s: dense datasheet peak per dtype name; float32 is the plain unit, never TF32.
         usable_bytes: device memory a program can have; reserve_bytes: what communication buffers and the driver take of it.
         sustained_clock: clock of hours of training over that of the short bursts measured; slows FLOP-bound time only.
+        fabric_name: the network between nodes.
         constants: every constant by dotted name, with its provenance.
     """
 
     name: str
+    fabric_name: str
     title: str
     peak_flop_per_s: Mapping[str, float]
     hbm_bytes_per_s: float
@@ -165,7 +182,7 @@ class HardwareProfile:
 
     def to_dict(self) -> dict[str, Any]:
         """The content of the TOML file: `from_dict` gives the same profile back."""
-        tree: dict[str, Any] = {"schema": PROFILE_SCHEMA, "name": self.name, "title": self.title}
+        tree: dict[str, Any] = {"schema": PROFILE_SCHEMA, "name": self.name, "title": self.title, "fabric_name": self.fabric_name}
         for key, constant in self.constants.items():
             *parents, last = key.split(".")
             branch = tree
@@ -184,11 +201,58 @@ def profile_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in PROFILE_FOLDER.glob("*.toml")))
 
 
-def load_profile(name: str) -> HardwareProfile:
-    """Raises UnknownHardwareError listing the known profiles, InputError if the file is damaged."""
+def fabric_names() -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in FABRIC_FOLDER.glob("*.toml")))
+
+
+def load_profile(name: str, fabric: str | None = None) -> HardwareProfile:
+    """A profile with the fabric between its nodes (None: the one that the profile names).
+
+    Raises UnknownHardwareError listing what is known, InputError if a file is damaged.
+    """
     if name not in profile_names():
         raise UnknownHardwareError(f"unknown hardware {name!r}", hint=f"Known: {', '.join(profile_names())}.")
-    return parse_profile((PROFILE_FOLDER / f"{name}.toml").read_text())
+    data = _with_base(_read(PROFILE_FOLDER / f"{name}.toml"))
+    fabric = fabric or data["fabric_name"]
+    if fabric not in fabric_names():
+        raise UnknownHardwareError(f"unknown fabric {fabric!r}", hint=f"Known: {', '.join(fabric_names())}.")
+    return HardwareProfile.from_dict({**data, "fabric_name": fabric, "fabric": _read(FABRIC_FOLDER / f"{fabric}.toml")["fabric"]})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"the hardware profile {path.name} is not TOML: {error}", hint="Check the line it names.") from error
+
+
+def _with_base(data: dict[str, Any]) -> dict[str, Any]:
+    """The profile with what its base adds. A kind of collective with curves of its own takes none from the base."""
+    if "base" not in data:
+        return data
+    base = _with_base(_read(PROFILE_FOLDER / f"{data['base']}.toml"))
+    return {key: value for key, value in _merged(data, _as_derived(base, data["base"])).items() if key != "base"}
+
+
+def _merged(own: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(base)
+    for key, value in own.items():
+        both = isinstance(value, dict) and isinstance(base.get(key), dict)
+        found[key] = _merged(value, base[key]) if both and not set(value) & set(_REQUIRED) else value
+    return found
+
+
+def _as_derived(tree: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """The same constants, said to come from another profile; their residuals belong to that one and are dropped."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and set(value) & set(_REQUIRED):
+            kept = {name: value[name] for name in _REQUIRED if name in value}
+            prefix = "" if value.get("kind") == "derived" else f"as {origin}: "
+            found[key] = {**kept, "kind": "derived", "source": f"{prefix}{value.get('source', '')}"}
+        else:
+            found[key] = _as_derived(value, origin) if isinstance(value, dict) else value
+    return found
 
 
 def parse_profile(toml: str) -> HardwareProfile:
@@ -245,8 +309,8 @@ class _Reader:
             )
         if not data.get("name") or not data.get("title"):
             raise InputError("hardware profile: name or title is missing", hint="Write name = ... and title = ... at the top.")
-        self.name, self.title = str(data["name"]), str(data["title"])
-        self.constants = _constants({k: v for k, v in data.items() if k not in ("schema", "name", "title")})
+        self.name, self.title, self.fabric_name = str(data["name"]), str(data["title"]), str(data.get("fabric_name", ""))
+        self.constants = _constants({k: v for k, v in data.items() if k not in ("schema", "name", "title", "fabric_name")})
         self.left = dict(self.constants)
 
     def value(self, key: str) -> Any:
@@ -277,10 +341,11 @@ class _Reader:
 
     def profile(self) -> HardwareProfile:
         constants = {key: self.constants[key] for key in sorted(self.constants)}
-        content = [self.name, [[key, _thaw(constant.value)] for key, constant in constants.items()]]
+        content = [self.name, self.fabric_name, [[key, _thaw(constant.value)] for key, constant in constants.items()]]
         profile = HardwareProfile(
             name=self.name,
             title=self.title,
+            fabric_name=self.fabric_name,
             peak_flop_per_s={dtype: self.number(f"peak.{dtype}", 1e12, 1e17) for dtype in self.names("peak")},
             hbm_bytes_per_s=self.number("memory.hbm_bytes_per_s", 1e11, 1e14),
             hbm_bytes=int(self.number("memory.hbm_bytes", 1e9, 1e13)),
@@ -288,12 +353,7 @@ class _Reader:
             reserve_bytes=int(self.number("memory.reserve_bytes", 0, 1e11)),
             gpus_per_node=int(self.number("node.gpus_per_node", 1, 1024)),
             sustained_clock=self.number("clock.sustained", 0.3, 1),
-            gemm=GemmConstants(
-                compute_efficiency=self.number("gemm.compute_efficiency", 0.05, 1),
-                memory_efficiency=self.number("gemm.memory_efficiency", 0.05, 1),
-                sharpness=self.number("gemm.sharpness", 1, 20),
-                launch_us=self.number("gemm.launch_us", 0, 100),
-            ),
+            gemm=self.gemm(),
             attention=self.attention(),
             pointwise=PointwiseConstants(
                 efficiency=self.number("pointwise.efficiency", 0.05, 1),
@@ -310,6 +370,27 @@ class _Reader:
                 hint="Check the spelling; a number nothing reads is not kept.",
             )
         return profile
+
+    def gemm(self) -> GemmConstants:
+        knots = [tuple(map(float, self.value(f"gemm.surface.{dim}"))) for dim in ("m", "n", "k")]
+        table = self.value("gemm.surface.log_residual")
+        shaped = len(table) == len(knots[0]) and all(len(row) == len(knots[1]) for row in table)
+        cells = [cell for row in table for column in row for cell in column] if shaped else []
+        if len(cells) != math.prod(map(len, knots)) or not all(abs(cell) <= 2 for cell in cells):
+            raise InputError(
+                f"hardware profile {self.name}: gemm.surface.log_residual is not a table of log residuals",
+                hint=f"It needs {' x '.join(str(len(k)) for k in knots)} numbers (m, n, k), each from -2 to 2.",
+            )
+        return GemmConstants(
+            compute_efficiency=self.number("gemm.compute_efficiency", 0.05, 1),
+            memory_efficiency=self.number("gemm.memory_efficiency", 0.05, 1),
+            sharpness=self.number("gemm.sharpness", 1, 20),
+            launch_us=self.number("gemm.launch_us", 0, 100),
+            surface_m=knots[0],
+            surface_n=knots[1],
+            surface_k=knots[2],
+            surface=table,
+        )
 
     def attention(self) -> AttentionConstants:
         dims = sorted(int(name.removeprefix("d")) for name in self.names("attention.efficiency"))

@@ -1,5 +1,7 @@
 """Time of local kernels: kind and local dims of every strategy -> µs, by the rules of a hardware profile.
 
+Matmuls are read from a grid (`costing/gemm.py`), attention from a table of rates, pointwise groups from their bytes.
+
 Assumed and not measured: gradients of matmuls (other memory layouts) cost like the forward one; fp32 reaches the same fraction
 of its own peak as bf16 (plain fp32 units, never TF32); attention in a dtype without a fused kernel costs as if it had one.
 """
@@ -11,6 +13,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from planner.costing.fusion import Traffic
+from planner.costing.gemm import GemmGrid, gemm_grid
+from planner.costing.region import inside_us
 from planner.errors import PlannerError
 from planner.hardware import AttentionConstants, HardwareProfile, Points
 from planner.strategy import KernelShapes
@@ -19,41 +23,52 @@ from planner.units import ITEMSIZE
 QUERY_TILE_ROWS = 128
 
 
-def kernel_us(kernel: KernelShapes, traffic: Traffic, hardware: HardwareProfile, *, sustained: bool = True) -> np.ndarray:
-    """float64 [strategies]: time on one device.
+class Kernels:
+    """Prices of kernels on one profile; the grids of matmul times are built once per dtype.
 
-    `traffic` says which bytes a pointwise kernel moves. `sustained` applies the profile's clock of long training to FLOP-bound
-    time; bandwidth and launches keep their burst values.
-
-    Raises:
-        PlannerError: no rule for this kind of kernel. UnknownHardwareError: the profile has no peak for its dtype.
+    `sustained` applies the profile's clock of long training to FLOP-bound time; bandwidth and launches keep their burst values.
     """
-    if kernel.kind not in _RULES:
-        raise PlannerError(
-            f"no price rule for kernels of kind {kernel.kind!r}", hint=f"Kinds with a rule: {', '.join(sorted(_RULES))}."
-        )
-    return _RULES[kernel.kind](kernel, traffic, hardware, hardware.sustained_clock if sustained else 1.0)
+
+    def __init__(self, hardware: HardwareProfile, *, sustained: bool = True) -> None:
+        self.hardware = hardware
+        self.clock = hardware.sustained_clock if sustained else 1.0
+        self._grids: dict[tuple[str, int], GemmGrid] = {}
+
+    def us(self, kernel: KernelShapes, traffic: Traffic) -> np.ndarray:
+        """float64 [strategies]: time on one device. `traffic` says which bytes a pointwise kernel moves.
+
+        Raises:
+            PlannerError: no rule for this kind of kernel. UnknownHardwareError: the profile has no peak for its dtype.
+        """
+        if kernel.kind not in _RULES:
+            raise PlannerError(
+                f"no price rule for kernels of kind {kernel.kind!r}", hint=f"Kinds with a rule: {', '.join(sorted(_RULES))}."
+            )
+        return _RULES[kernel.kind](self, kernel, traffic)
+
+    def grid(self, dtype: str, out_dtype: str) -> GemmGrid:
+        key = (dtype, _itemsize(out_dtype))
+        if key not in self._grids:
+            self._grids[key] = gemm_grid(self.hardware, dtype, _itemsize(dtype), _itemsize(out_dtype), self.clock)
+        return self._grids[key]
 
 
-def _gemm(kernel: KernelShapes, traffic: Traffic, hardware: HardwareProfile, clock: float) -> np.ndarray:
-    """Smooth maximum of the compute and the memory bound, so that no kink decides a plan, plus a launch."""
+def kernel_us(kernel: KernelShapes, traffic: Traffic, hardware: HardwareProfile, *, sustained: bool = True) -> np.ndarray:
+    """float64 [strategies]: time of one kernel, see `Kernels`."""
+    return Kernels(hardware, sustained=sustained).us(kernel, traffic)
+
+
+def _gemm(prices: Kernels, kernel: KernelShapes, traffic: Traffic) -> np.ndarray:
     b, m, n, k = (np.asarray(kernel.dims[name], np.float64) for name in ("batch", "m", "n", "k"))
-    rule = hardware.gemm
-    flop_per_us = hardware.peak(kernel.dtype) * rule.compute_efficiency * clock / 1e6
-    bytes_per_us = hardware.hbm_bytes_per_s * rule.memory_efficiency / 1e6
-    size = b * (_itemsize(kernel.dtype) * (m * k + k * n) + _itemsize(kernel.out_dtype or kernel.dtype) * m * n)
-    compute_us, memory_us = 2 * b * m * n * k / flop_per_us, size / bytes_per_us
-    top = np.maximum(np.maximum(compute_us, memory_us), 1e-30)
-    blend = (compute_us / top) ** rule.sharpness + (memory_us / top) ** rule.sharpness
-    return top * blend ** (1 / rule.sharpness) + rule.launch_us
+    return prices.grid(kernel.dtype, kernel.out_dtype or kernel.dtype).us(b, m, n, k)
 
 
-def _attention(kernel: KernelShapes, traffic: Traffic, hardware: HardwareProfile, clock: float) -> np.ndarray:
+def _attention(prices: Kernels, kernel: KernelShapes, traffic: Traffic) -> np.ndarray:
     """FLOPs over a tabulated rate; never faster than reading and writing its operands once."""
     names = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")
     b, h, kv, seq_q, seq_k, d = (np.asarray(kernel.dims[name], np.float64) for name in names)
     causal, backward = bool(kernel.fields["causal"]), bool(kernel.fields["backward"])
-    rule = hardware.attention
+    hardware, rule = prices.hardware, prices.hardware.attention
     rate = _attention_efficiency(rule, d, b * h * seq_q / QUERY_TILE_ROWS, seq_k)
     flops = 4 * b * h * seq_q * seq_k * d * (0.5 if causal else 1.0)
     tensors = 2 * b * (h * seq_q + kv * seq_k) * d
@@ -61,7 +76,7 @@ def _attention(kernel: KernelShapes, traffic: Traffic, hardware: HardwareProfile
         rate = np.minimum(rate / _at(rule.causal_rate, seq_k), 1.0)
     if backward:
         rate, flops, tensors = rate * _at(rule.backward_rate, seq_k), flops * rule.backward_flop_factor, 2 * tensors
-    compute_us = flops / (hardware.peak(kernel.dtype) * rate * clock) * 1e6
+    compute_us = flops / (hardware.peak(kernel.dtype) * rate * prices.clock) * 1e6
     memory_us = tensors * _itemsize(kernel.dtype) / (hardware.hbm_bytes_per_s * hardware.pointwise.efficiency) * 1e6
     return np.maximum(compute_us, memory_us) + rule.launch_us
 
@@ -90,13 +105,18 @@ def _at(points: Points, x: np.ndarray) -> np.ndarray:
     return np.interp(np.log(np.maximum(x, 1.0)), np.log(knots), values)
 
 
-def _pointwise(kernel: KernelShapes, traffic: Traffic, hardware: HardwareProfile, clock: float) -> np.ndarray:
+def _pointwise(prices: Kernels, kernel: KernelShapes, traffic: Traffic) -> np.ndarray:
     """Bytes over bandwidth, plus a launch for the first kernel of a fused group."""
     moved = np.asarray(kernel.dims["output_bytes"], np.float64) @ np.array(traffic.writes, np.float64)
     if traffic.reads and "operand_bytes" in kernel.dims:
         moved = moved + np.asarray(kernel.dims["operand_bytes"], np.float64) @ np.array(traffic.reads, np.float64)
-    rule = hardware.pointwise
-    return moved / (rule.efficiency * hardware.hbm_bytes_per_s) * 1e6 + rule.launch_us * traffic.launches
+    rule = prices.hardware.pointwise
+    return moved / (rule.efficiency * prices.hardware.hbm_bytes_per_s) * 1e6 + rule.launch_us * traffic.launches
+
+
+def _region(prices: Kernels, kernel: KernelShapes, traffic: Traffic) -> np.ndarray:
+    grid = prices.grid(kernel.dtype, kernel.dtype)
+    return inside_us(kernel, lambda side: grid.us(np.ones_like(side), side, side, side), prices.hardware)
 
 
 def _itemsize(dtype: str) -> int:
@@ -105,12 +125,13 @@ def _itemsize(dtype: str) -> int:
     return ITEMSIZE[dtype]
 
 
-_Rule = Callable[[KernelShapes, Traffic, HardwareProfile, float], np.ndarray]
+_Rule = Callable[[Kernels, KernelShapes, Traffic], np.ndarray]
 _RULES: Mapping[str, _Rule] = {
     "gemm": _gemm,
     "attention": _attention,
     "pointwise": _pointwise,
     "factory": _pointwise,
+    "region": _region,
 }
 TIMELESS_KINDS = frozenset({"view", "leaf"})
 """Kernels that take no time: nothing is computed or moved."""

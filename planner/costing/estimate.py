@@ -10,7 +10,7 @@ import numpy as np
 
 from planner.cost import CostTable
 from planner.costing.collective import mesh_collectives
-from planner.costing.compute import TIMELESS_KINDS, kernel_us
+from planner.costing.compute import TIMELESS_KINDS, Kernels
 from planner.costing.fusion import Traffic, fused_traffic
 from planner.costing.memory import memory_table
 from planner.costing.optimizer import optimizer_us
@@ -59,13 +59,14 @@ def estimate_costs(
 
 def compute_us(space: StrategySpace, hardware: HardwareProfile) -> tuple[np.ndarray, ...]:
     """Per node float64 [strategies]; nodes with the same strategies and the same traffic share one array."""
+    prices = Kernels(hardware)
     shared: dict[tuple[int, Traffic], np.ndarray] = {}
     found = []
     for strategies, traffic in zip(space.strategies, fused_traffic(space), strict=True):
         key = (id(strategies), traffic)
         if key not in shared:
             timeless = strategies.kernel.kind in TIMELESS_KINDS
-            us = np.zeros(len(strategies)) if timeless else kernel_us(strategies.kernel, traffic, hardware)
+            us = np.zeros(len(strategies)) if timeless else prices.us(strategies.kernel, traffic)
             assert us.shape == (len(strategies),) and np.isfinite(us).all(), strategies.kernel.kind
             us.setflags(write=False)
             shared[key] = us

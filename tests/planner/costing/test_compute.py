@@ -1,10 +1,13 @@
 """Kernel times: the formulas at hand-computed points, datasheet bounds, scaling, errors for what is unknown."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from planner.costing.compute import kernel_us
 from planner.costing.fusion import NO_TRAFFIC, Traffic
+from planner.costing.gemm import SLACK
 from planner.errors import PlannerError, UnknownHardwareError
 from planner.hardware import load_profile
 from planner.strategy import KernelShapes
@@ -24,14 +27,27 @@ def attention(heads: object, seq: object, *, causal: bool = True, backward: bool
     return KernelShapes("attention", dims, dtype="bfloat16", fields={"causal": causal, "backward": backward})
 
 
-def test_gemm_is_the_smooth_maximum_of_two_bounds() -> None:
+def test_gemm_without_its_surface_is_the_smooth_maximum_of_two_bounds() -> None:
     m, n, k = 4096, 4096, 4096
-    rule = H100.gemm
+    rule = replace(H100.gemm, surface=tuple(tuple((0.0,) * 9 for _ in range(9)) for _ in range(10)))
     compute_us = 2 * m * n * k / (989.4e12 * rule.compute_efficiency * H100.sustained_clock) * 1e6
     memory_us = 2 * (m * k + k * n + m * n) / (3.35e12 * rule.memory_efficiency) * 1e6
     p = rule.sharpness
     expected = (compute_us**p + memory_us**p) ** (1 / p) + rule.launch_us
-    assert kernel_us(gemm(m, n, k), NO_TRAFFIC, H100) == pytest.approx(expected, rel=1e-12)
+    assert kernel_us(gemm(m, n, k), NO_TRAFFIC, replace(H100, gemm=rule)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_surface_moves_the_roofline_where_it_was_measured() -> None:
+    """Short inner dims: 0.31 of peak at k = 128, 0.17 at k = 64 with much work (median of the fitted rows)."""
+    for k, fraction in ((64, 0.17), (128, 0.31), (256, 0.53)):
+        us = kernel_us(gemm(32768, 8192, k), NO_TRAFFIC, H100, sustained=False)
+        assert 2 * 32768 * 8192 * k / us / 1e6 / 989.4 == pytest.approx(fraction, rel=0.2)
+
+
+def test_a_batch_of_products_reads_all_its_operands() -> None:
+    """Many small products of one row are bound by their right operands."""
+    us = kernel_us(gemm(1, 4096, 4096, batch=64), NO_TRAFFIC, H100)
+    assert us >= 64 * 4096 * 4096 * 2 / H100.hbm_bytes_per_s * 1e6
 
 
 def test_gemm_burst_rate_matches_a_published_figure() -> None:
@@ -54,7 +70,7 @@ def test_gemm_grows_with_every_dim_and_never_by_more_than_its_share(axis: str) -
     sizes = {name: np.full(len(SIZES) - 1, 512.0) for name in ("batch", "m", "n", "k")} | {"batch": np.ones(len(SIZES) - 1)}
     small, large = sizes | {axis: SIZES[:-1]}, sizes | {axis: SIZES[1:]}
     low, high = kernel_us(gemm(**small), NO_TRAFFIC, H100), kernel_us(gemm(**large), NO_TRAFFIC, H100)
-    assert (low < high).all() and (high <= 2 * low).all()
+    assert (low < high * (1 + 1e-9)).all() and (high <= 2 * SLACK * low * (1 + 1e-9)).all()
 
 
 def test_short_inner_dims_are_inefficient() -> None:
