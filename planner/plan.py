@@ -9,7 +9,7 @@ import gzip
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,11 @@ class SolveReport:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """See module docstring. `choices` follows the graph's node order; keys are stable names."""
+    """See module docstring. `choices` follows the graph's node order; keys are stable names.
+
+    Attributes:
+        regions: key of each forward op that is a user-controlled region -> its contract in one line.
+    """
 
     request: ModelRequest
     structure_fingerprint: str
@@ -109,6 +113,7 @@ class Plan:
     report: SolveReport
     num_ops: int
     replicated_for_lack_of_a_rule: tuple[str, ...]
+    regions: Mapping[str, str] = field(default_factory=dict)
 
     # ---- derived --------------------------------------------------------------------------------------------------
     @cached_property
@@ -184,6 +189,7 @@ class Plan:
             },
             "num_ops": self.num_ops,
             "replicated_for_lack_of_a_rule": list(self.replicated_for_lack_of_a_rule),
+            **({"regions": dict(self.regions)} if self.regions else {}),
         }  # fmt: skip
 
     @classmethod
@@ -215,6 +221,7 @@ class Plan:
                 report=SolveReport(**data["report"]),
                 num_ops=int(data["num_ops"]),
                 replicated_for_lack_of_a_rule=tuple(data["replicated_for_lack_of_a_rule"]),
+                regions={str(key): str(line) for key, line in data.get("regions", {}).items()},
             )
         except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
             raise PlanFormatError(f"the plan file is damaged: {error!r}", hint="Plan again, or restore the file.") from error

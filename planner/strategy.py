@@ -115,6 +115,7 @@ class KernelShapes:
         `gemm`       batch, m, n, k            (operand dtype in `dtype`, `out_dtype`)
         `attention`  batch, heads, kv_heads, seq_q, seq_k, head_dim; fields causal (bool), backward (bool)
         `pointwise`  operand_bytes [strategies, operands], output_bytes [strategies, outputs]: read + written if nothing is fused
+        `region`     flops, operand_bytes, output_bytes, sent_bytes [strategies, collectives]; field sent ((kind, axes), ...)
         `view`, `leaf`  nothing: no time
         `factory`    output_bytes: written only
     """

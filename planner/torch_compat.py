@@ -113,6 +113,85 @@ def is_linear(target: Any) -> bool:
     return target is torch.nn.functional.linear or target is torch._C._nn.linear
 
 
+@dataclass(frozen=True, kw_only=True)
+class LocalMapCall:
+    """A call of a function wrapped by `local_map`, as a capture meets it: fake tensors and constants among the arguments."""
+
+    function: Any
+    in_placements: Any
+    out_placements: Any
+    in_grad_placements: Any
+    device_mesh: Any
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    mode: Any
+
+
+@contextmanager
+def local_maps_whole(read: Callable[[LocalMapCall], tuple[Callable[..., Any], str, bool]]) -> Iterator[None]:
+    """During captures, a `local_map` call is one node: `read` gives the function to put there, its first argument, and whether
+    the one tensor it returns in a list stands alone. Errors of `read` come out as they are.
+
+    2.13: the capture has a variable for `local_map`, off by default, that traces into it; only its `_call_function` is replaced.
+    """
+    from torch._dynamo.variables import higher_order_ops as variables
+    from torch._dynamo.variables.builder import wrap_fx_proxy
+    from torch._dynamo.variables.lists import TupleVariable
+
+    local_map, failed = variables.LocalMapWrappedHigherOrderVariable, []
+
+    def call(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        function, out, inside, grads, mesh, _, *given = (_python_value(arg) for arg in args)
+        keywords = {name: _python_value(value) for name, value in kwargs.items()}
+        found = LocalMapCall(
+            function=function, in_placements=inside, out_placements=out, in_grad_placements=grads, device_mesh=mesh,
+            arguments=tuple(given), keywords=keywords, mode=tx.fake_mode,
+        )  # fmt: skip
+        try:
+            target, first, alone = read(found)
+        except Exception as error:
+            failed.append(error)
+            raise
+        proxies = [arg.as_proxy() for arg in args[6:] if arg.is_tensor()]
+        made: Any = wrap_fx_proxy(tx, tx.output.create_proxy("call_function", target, (first, proxies), {}))
+        return made.items[0] if alone else TupleVariable(list(made.items))
+
+    with local_map.enable(), patch.object(local_map, "_call_function", call):
+        try:
+            yield
+        except Exception:
+            if failed:
+                raise failed[0] from None
+            raise
+
+
+def _python_value(variable: Any) -> Any:
+    """What stands behind a variable of the capture: a fake tensor, a function, a constant, a list of such. 2.13."""
+    from torch._dynamo.variables.lazy import LazyVariableTracker
+    from torch._dynamo.variables.lists import BaseListVariable
+
+    if isinstance(variable, LazyVariableTracker):
+        variable = variable.realize()
+    if variable.is_tensor():
+        return variable.as_proxy().node.meta["example_value"]
+    if isinstance(variable, BaseListVariable):
+        made = [_python_value(item) for item in variable.items]
+        return tuple(made) if variable.python_type() is tuple else made
+    if hasattr(variable, "fn"):
+        return variable.fn
+    try:
+        return variable.as_python_constant()
+    except NotImplementedError:
+        return getattr(variable, "value", variable)
+
+
+def is_placement(value: Any) -> bool:
+    """Shard, Replicate or Partial of DTensor. 2.13: `torch.distributed.tensor.placement_types.Placement`."""
+    from torch.distributed.tensor.placement_types import Placement
+
+    return isinstance(value, Placement)
+
+
 def switches_gradients(target: Any) -> bool:
     """A `torch.no_grad` region of the user. 2.13: a call of `_set_grad_enabled` or a higher-order operator around it."""
     return "set_grad_enabled" in str(target) or getattr(target, "__name__", "") == "_set_grad_enabled"

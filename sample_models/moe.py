@@ -244,7 +244,7 @@ class Moe(nn.Module):
 Made = tuple[nn.Module, tuple[Tensor, Tensor]]
 
 
-def _build(full: Config, batch: int | None, seq: int | None, layers: int | None, size: str) -> Made:
+def build(kind: type[Moe], full: Config, batch: int | None, seq: int | None, layers: int | None, size: str) -> Made:
     if size not in ("full", "tiny"):
         raise ValueError(f"size is 'full' or 'tiny', not {size!r}")
     depth = layers or full.layers
@@ -255,12 +255,12 @@ def _build(full: Config, batch: int | None, seq: int | None, layers: int | None,
     else:
         config = replace(CHECK, layers=depth)
     tokens = torch.zeros(config.batch, config.seq, dtype=torch.int64)
-    return Moe(config), (tokens, torch.zeros_like(tokens))
+    return kind(config), (tokens, torch.zeros_like(tokens))
 
 
 def moe_16b(*, batch: int | None = None, seq: int | None = None, layers: int | None = None, size: str = "full") -> Made:
-    return _build(MOE_16B, batch, seq, layers, size)
+    return build(Moe, MOE_16B, batch, seq, layers, size)
 
 
 def moe_tiny(*, batch: int | None = None, seq: int | None = None, layers: int | None = None, size: str = "full") -> Made:
-    return _build(MOE_TINY, batch, seq, layers, size)
+    return build(Moe, MOE_TINY, batch, seq, layers, size)

@@ -32,6 +32,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "constraints": [c.to_json() for c in plan.constraints],
         "pins": [pin.to_json() for pin in plan.pins],
         "replicated_for_lack_of_a_rule": list(plan.replicated_for_lack_of_a_rule),
+        "regions": dict(plan.regions),
         "placements": {
             key: [None if p is None else "".join(map(str, p)) for p in choice.outputs] for key, choice in plan.choices.items()
         },
@@ -50,9 +51,18 @@ def summary(plan: Plan) -> str:
     ]
     for axis, kinds in plan.comm_bytes.items():
         lines.append(f"  traffic on {axis}: " + ", ".join(f"{kind} {format_gb(size)}" for kind, size in kinds.items()))
+    lines += [f"  {line}" for line in _regions(plan)]
     if plan.replicated_for_lack_of_a_rule:
         lines.append(f"  replicated for lack of a rule: {', '.join(plan.replicated_for_lack_of_a_rule)}")
     return "\n".join(lines)
+
+
+def _regions(plan: Plan) -> list[str]:
+    """Each contract once: `user-controlled region x27: module.function, ep: S(0), R -> S(0); ...`"""
+    keys: dict[str, list[str]] = {}
+    for key, contract in plan.regions.items():
+        keys.setdefault(contract, []).append(key)
+    return [f"user-controlled region x{len(found)}: {contract}" for contract, found in keys.items()]
 
 
 def details(plan: Plan) -> str:

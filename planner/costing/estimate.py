@@ -15,6 +15,7 @@ from planner.costing.fusion import Traffic, fused_traffic
 from planner.costing.memory import memory_table
 from planner.costing.optimizer import optimizer_us
 from planner.costing.redistribution import move_price
+from planner.costing.region import with_stated
 from planner.errors import InputError
 from planner.graph import JointGraph, TensorRef
 from planner.hardware import HardwareProfile
@@ -47,13 +48,16 @@ def estimate_costs(
         space=space,
         hardware_name=hardware.name,
         hardware_hash=hardware.content_hash,
-        compute_us=tuple(update_us.get(node, us) for node, us in enumerate(compute_us(space, hardware))),
+        compute_us=tuple(
+            update_us.get(node, us) for node, us in enumerate(with_stated(space, compute_us(space, hardware), collectives))
+        ),
         routes=routes,
         routes_without_reduction={
             number: cheapest_routes(space.lattices[number], prices[number], allow_reductions=False) for number in pending
         },
         unreduced=unreduced,
         memory=memory,
+        gpus_per_node=per_node,
     )
 
 

@@ -9,6 +9,7 @@ import planner.enumerating.rules  # noqa: F401 - fills the registry
 from planner.enumerating.dtensor_rules import rows_from_dtensor
 from planner.enumerating.expand import expand, leaf_strategies
 from planner.enumerating.registry import FACTORY_OPS, RULES, OpSignature, Row
+from planner.enumerating.rules.region import REGION_OPS, no_strategy, rows_of_axes
 from planner.enumerating.useful_dims import useful_dims
 from planner.graph import JointGraph, Node, TensorMeta, TensorRef
 from planner.mesh import Mesh
@@ -29,7 +30,11 @@ class RuleRows:
 
 
 def enumerate_strategies(graph: JointGraph, mesh: Mesh) -> StrategySpace:
-    """All legal strategies of every node on the mesh. Changes nothing it is given."""
+    """All legal strategies of every node on the mesh. Changes nothing it is given.
+
+    Raises:
+        InputError: the contract of a user-controlled region does not fit the mesh.
+    """
     slots = [_edge_slots(node) for node in graph.nodes]
     distinct: dict[OpSignature, int] = {}
     numbers = [distinct.setdefault(OpSignature.of(node, graph), len(distinct)) if node.is_op else -1 for node in graph.nodes]
@@ -121,4 +126,10 @@ def _node_strategies(
 ) -> Strategies:
     if signature is None or found is None:
         return leaf_strategies(lattices[ports[0]], replicated_only=node.kind == "tangent", operand=node.kind == "output")
-    return expand(signature, found.rows, found.rule, [None if p < 0 else lattices[p] for p in ports], slots, mesh)
+    of_ports = [None if p < 0 else lattices[p] for p in ports]
+    if signature.op not in REGION_OPS:
+        return expand(signature, found.rows, found.rule, of_ports, slots, mesh)
+    strategies = expand(signature, found.rows, found.rule, of_ports, slots, mesh, rows_of_axes(signature, mesh))
+    if not len(strategies):
+        raise no_strategy(signature, mesh, [banned.reason for banned in strategies.banned])
+    return strategies

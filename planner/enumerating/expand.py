@@ -24,17 +24,22 @@ def expand(
     ports: Sequence[Lattice | None],
     operand_slots: tuple[int, ...],
     mesh: Mesh,
+    rows_of_axes: Sequence[Sequence[Row]] | None = None,
 ) -> Strategies:
     """Every combination of one row per axis that is even on all ports, once.
 
     Args:
         rows: outputs, then the operands in `operand_slots`.
         ports: a lattice per column of the rows, None for unused outputs.
+        rows_of_axes: per mesh axis those of `rows` that may be taken there; None: all of them on every axis.
     """
     codes = np.array(rows, np.int8)
     # An axis of size 1 changes nothing: only the all-replicate row is taken there.
     replicate = [int(np.flatnonzero((codes == R).all(1))[0])]
-    per_axis = [range(len(rows)) if size > 1 else replicate for size in mesh.axis_sizes]
+    allowed = (
+        [range(len(rows))] * mesh.num_axes if rows_of_axes is None else [[rows.index(row) for row in rs] for rs in rows_of_axes]
+    )
+    per_axis = [allowed[axis] if size > 1 else replicate for axis, size in enumerate(mesh.axis_sizes)]
     picks = np.array(list(itertools.product(*per_axis)), np.int32).reshape(-1, mesh.num_axes)
     chosen = codes[picks]
     columns = np.stack(
@@ -49,7 +54,14 @@ def expand(
     pairs = [None if lattice is None else (lattice, columns[:, port]) for port, lattice in enumerate(ports)]
     kernel = kernel_shapes(signature, pairs)
     columns.setflags(write=False)
-    return Strategies(columns, len(signature.outputs), operand_slots, kernel, rule, tuple(_banned(rows, ports, mesh)))
+    return Strategies(
+        columns,
+        len(signature.outputs),
+        operand_slots,
+        kernel,
+        rule,
+        tuple(_banned(rows_of_axes or [rows] * mesh.num_axes, ports, mesh)),
+    )
 
 
 def leaf_strategies(lattice: Lattice, *, replicated_only: bool = False, operand: bool = False) -> Strategies:
@@ -60,9 +72,9 @@ def leaf_strategies(lattice: Lattice, *, replicated_only: bool = False, operand:
     return Strategies(columns, 1, (0,) if operand else (), KernelShapes("leaf", {}), "leaf")
 
 
-def _banned(rows: Sequence[Row], ports: Sequence[Lattice | None], mesh: Mesh) -> Iterable[BannedRow]:
+def _banned(rows_of_axes: Sequence[Sequence[Row]], ports: Sequence[Lattice | None], mesh: Mesh) -> Iterable[BannedRow]:
     for axis, size in enumerate(mesh.axis_sizes):
-        for row in rows:
+        for row in rows_of_axes[axis]:
             for port, code in enumerate(row):
                 lattice = ports[port]
                 if code < S0 or lattice is None or size == 1:

@@ -1,6 +1,6 @@
 """Which dims of each tensor are worth sharding.
 
-Dims that some row shards together have one colour. A colour that reaches no product, attention, look-up, parameter or input
+Dims that some row shards together have one colour. A colour that reaches no product, attention, region, parameter or input
 (head_dim between two views, rotary halves) can save no work and no memory anywhere: sharding it only ever adds a gather.
 Leaving it out keeps the optimum and makes tables up to 8 times smaller on four axes.
 """
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from planner.enumerating.registry import Row
 from planner.graph import JointGraph, TensorRef
 from planner.placement import S0
+from planner.region import REGION, REGION_BACKWARD
 
 Dim = tuple[int, int, int]
 """(node, output, dim)"""
@@ -19,7 +20,8 @@ Dim = tuple[int, int, int]
 ANCHOR_OPS = frozenset({
     "planner.einsum.default", "aten.mm.default", "aten.bmm.default",
     "aten._scaled_dot_product_flash_attention_for_cpu.default",
-    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default",
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default", "aten.convolution.default",
+    "aten.convolution_backward.default", REGION, REGION_BACKWARD,
 })  # fmt: skip
 
 

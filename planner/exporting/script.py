@@ -18,6 +18,7 @@ from planner.exporting.blocks import BlockWriter, Function, Layouts, TinyNodes, 
 from planner.exporting.driver import Driver
 from planner.exporting.lower import Program, lower
 from planner.exporting.ops import dtype_text
+from planner.exporting.regions import import_lines, regions_of
 from planner.exporting.segments import BlockKey
 from planner.exporting.symbols import Sizes, axis_variables
 from planner.graph import BACKWARD, FORWARD, JointGraph, Parameter, TensorRef, layer_of, without_layer
@@ -136,7 +137,15 @@ class _Script:
         used = sorted(set(self.names.values()), key=list(self.names.values()).index)
         listed = "\n".join(["# compiled one by one with --compile", *call_lines("BLOCKS = ", [f'"{name}"' for name in used])])
         listed = listed.replace('")', '",)') if len(used) == 1 else listed
-        parts = [head, _helpers(blocks), _BLOCKS_TITLE + blocks, listed, step, *map(template, ("model", "start", "train", "verify"))]
+        parts = [
+            head,
+            import_lines(self.graph),
+            _helpers(blocks),
+            _BLOCKS_TITLE + blocks,
+            listed,
+            step,
+            *map(template, ("model", "start", "train", "verify")),
+        ]
         return "\n\n\n".join(part.strip("\n") for part in parts if part.strip()) + "\n"
 
     def _block_functions(self) -> str:
@@ -184,7 +193,7 @@ class _Script:
         )
         shapes = ", ".join(f"{item.name} {list(graph.meta(TensorRef(item.node, 0)).shape)}" for item in graph.inputs)
         lines = [
-            f"Training step of plan {plan.plan_id}. Needs PyTorch {TORCH_VERSION}x and nothing else.",
+            f"Training step of plan {plan.plan_id}. Needs PyTorch {TORCH_VERSION}x and {self._needs()}.",
             "",
             f"model      {_plain(request.model)} ({asked}); {_plain(graph.class_name) or 'class not recorded'}",
             *([_STAND_IN_LOSS] if graph.stand_in_loss else []),
@@ -200,6 +209,11 @@ class _Script:
             counted = [f"{count} {label}" for label, count in counts.items()] or ["no collectives"]
             lines += _paragraph(f"{phase:<11}", counted)
         return '"""' + "\n".join([*lines, *_COMMANDS.format(mesh=",".join(map(str, _small_mesh(plan)))).splitlines()]) + '\n"""'
+
+    def _needs(self) -> str:
+        """Modules of the user's that hold a region."""
+        modules = dict.fromkeys(_plain(region.module) for region in regions_of(self.graph).values())
+        return f"{', '.join(modules)}, whose functions it runs" if modules else "nothing else"
 
     def _groups(self) -> tuple[tuple[int, ...], ...]:
         axes = {step.collective.axes for r in self.plan.redistributions for step in r.steps if step.collective is not None}

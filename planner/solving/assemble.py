@@ -12,6 +12,7 @@ from planner.graph import TensorRef
 from planner.memory import MemoryBreakdown
 from planner.plan import Choice, Plan, Redistribution, SolveReport, Step
 from planner.redistribution import Routes
+from planner.region import REGION, Region
 from planner.solving.solve import Solution
 
 GRADIENT_STORE = -1
@@ -39,6 +40,7 @@ def assemble(costs: CostTable, solution: Solution, constraints: Sequence[Constra
         report=solution.report,
         num_ops=graph.num_ops,
         replicated_for_lack_of_a_rule=space.replicated_for_lack_of_a_rule,
+        regions={node.key: Region.loads(node.args[0]).describe() for node in graph.nodes if node.op == REGION},
     )
     _check_sum(plan, solution.report)
     return plan

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.graph import BACKWARD, InitRule, Input, JointGraph, ModelRequest, Node, Parameter, TensorMeta, TensorRef
+from planner.region import REGION, REGION_BACKWARD, Region
 from planner.tracing.convert import Draft, JointDraft, Use
 from planner.tracing.flops import ATTENTION, ATTENTION_BACKWARD, EINSUM, flops
 
@@ -115,6 +116,8 @@ def short_name(node: Draft) -> str:
     """`linear`, `attention`, `cast`, else the operator's own name without namespace and overload."""
     if node.op == EINSUM:
         return _product_name(node)
+    if node.op in (REGION, REGION_BACKWARD):
+        return f"region_{Region.loads(node.args[0]).function}" + ("_backward" if node.op == REGION_BACKWARD else "")
     return _NAMES.get(node.op) or node.op.split(".")[1].lstrip("_")
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from planner import torch_compat
 from planner.tracing import decompositions, einsum
 from planner.tracing.loss import STAND_IN, WithLoss
+from planner.tracing.region import RegionReader, stated_regions
 
 LOW_PRECISION = torch.bfloat16
 _WIDE = (torch.float32, torch.float64, torch.float16)
@@ -36,6 +37,7 @@ def capture_joint(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     In `bf16-mixed` the module runs with bf16 parameters, buffers and inputs; stored are the originals, and the casts between
     are part of the graph.
     """
+    regions = RegionReader(facts=stated_regions(module))
     module = WithLoss(module)
     mode = torch_compat.fake_tensor_mode()
     mixed = precision == "bf16-mixed"
@@ -43,7 +45,8 @@ def capture_joint(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     wide = torch_compat.tree_map(lambda leaf: _fake_input(leaf, mode), (args, kwargs))
     with mode:
         args, kwargs = torch_compat.tree_map(_lowered, wide) if mixed else wide
-    captured = torch_compat.capture(module, args, kwargs)
+    with torch_compat.local_maps_whole(regions.read):
+        captured = torch_compat.capture(module, args, kwargs)
     keep_products_whole(captured)
     if mixed:
         args, kwargs = wide

@@ -17,8 +17,10 @@ from torch import Tensor, fx
 from planner import torch_compat
 from planner.errors import TraceError, UnsupportedOpError
 from planner.graph import BACKWARD, FORWARD, DtypeRef, OperandRef, TensorMeta
+from planner.region import REGION, REGION_BACKWARD
 from planner.tracing.locate import source_line
 from planner.tracing.loss import user_name
+from planner.tracing.region import published
 
 aten = torch.ops.aten
 
@@ -204,11 +206,14 @@ def _read_op(node: fx.Node, where: dict[fx.Node, Use], draft: JointDraft) -> Dra
 
 
 def _plain_form(node: fx.Node) -> tuple[str, tuple[Any, ...]]:
-    """Operator name and arguments; a strided view of contiguous numbers in their order is an ordinary view.
+    """Operator name and arguments; a strided view of contiguous numbers in their order is an ordinary view, a region has the name
+    that an exported file imports.
 
     Raises UnsupportedOpError for other strided views: they depend on how a tensor lies in memory, which a piece of it does not
     share.
     """
+    if str(node.target) in (REGION, REGION_BACKWARD):
+        return str(node.target), (published(str(node.args[0])), *node.args[1:])
     if node.target is not aten.as_strided.default:
         return str(node.target), tuple(node.args)
     made, source, offset = node.meta["val"], node.args[0].meta["val"], node.args[3] if len(node.args) > 3 else 0  # type: ignore[union-attr]

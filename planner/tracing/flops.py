@@ -1,7 +1,8 @@
 """Floating-point operations of one op on whole (unsharded) tensors; a multiply-add counts as two.
 
-Only products and attention count; pointwise ops, reductions and copies are memory traffic and count 0. Causal attention counts
-half of the full square; its backward is five products where forward is two (the scores are recomputed), 2.5 times as many.
+Only products and attention count, and what torch counts inside a user-controlled region; pointwise ops, reductions and copies
+are memory traffic and count 0. Causal attention counts half of the full square; its backward is five products where forward is
+two (the scores are recomputed), 2.5 times as many.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from planner.graph import TensorMeta
+from planner.region import REGION, REGION_BACKWARD, Region
 
 EINSUM = "planner.einsum.default"
 ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
@@ -19,6 +21,9 @@ ATTENTION_BACKWARD = "aten._scaled_dot_product_flash_attention_for_cpu_backward.
 
 def flops(op: str, args: tuple[Any, ...], operands: Sequence[TensorMeta], outputs: Sequence[TensorMeta | None]) -> float:
     """`args` as in `Node.args`; metas of the operands in order."""
+    if op in (REGION, REGION_BACKWARD):
+        region = Region.loads(args[0])
+        return region.flops if op == REGION else region.backward_flops
     if op == EINSUM:
         terms = args[0].split("->")[0].split(",")
         sizes = {

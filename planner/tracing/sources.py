@@ -6,9 +6,10 @@ the scalar loss, or a dict with a scalar `loss`; a module that returns other ten
 passes only those it was asked for. `size="tiny"` means the same structure and depth with small dims of its own choice (`batch`
 and `seq` describe the full model and are not passed along with it); it is used to verify exported scripts with real numbers.
 
-The module may state two things by methods, both optional:
+The module may state three things by methods, all optional:
     plan_sizes() -> {"B": 64, "S": 8192, ...}                       named sizes, so that exported shapes can be read
     plan_inputs() -> {"tokens": {"batch_dim": 0, "high": 128256}}   per input: the dim that counts samples, bound of its values
+    plan_regions() -> {"exchange": {"axes": ("ep",), ...}}          per region of the user: see `planner.tracing.region`
 
 Listing models imports no torch.
 """
@@ -48,7 +49,7 @@ class _Sample:
 
 
 _LLAMA3, _GPT2, _MOE, _VIT = "sample_models.llama3", "sample_models.gpt2", "sample_models.moe", "sample_models.vit"
-_HYBRID = "sample_models.hybrid"
+_HYBRID, _MOE_REGION = "sample_models.hybrid", "sample_models.moe_region"
 _SAMPLES = {
     "llama3-8b": _Sample(module=_LLAMA3, factory="llama3_8b", description="Llama 3, 8 billion parameters, 32 layers"),
     "llama3-70b": _Sample(module=_LLAMA3, factory="llama3_70b", description="Llama 3, 70 billion parameters, 80 layers"),
@@ -63,6 +64,16 @@ _SAMPLES = {
     ),
     "moe-tiny": _Sample(
         module=_MOE, factory="moe_tiny", description="the mixture-of-experts structure with small sizes, 2 layers"
+    ),
+    "moe-16b-region": _Sample(
+        module=_MOE_REGION,
+        factory="moe_16b_region",
+        description="moe-16b, its experts a user-controlled region on the mesh axis ep",
+    ),
+    "moe-region-tiny": _Sample(
+        module=_MOE_REGION,
+        factory="moe_region_tiny",
+        description="moe-tiny, its experts a user-controlled region on the mesh axis ep",
     ),
     "vit-large": _Sample(module=_VIT, factory="vit_large", description="Vision transformer, 304 million parameters, 24 layers"),
     "vit-tiny": _Sample(

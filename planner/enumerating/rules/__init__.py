@@ -10,6 +10,7 @@ from planner.enumerating.rules import (
     pointwise,
     pooling,
     reductions,
+    region,
     rowwise,
 )
 
@@ -23,5 +24,6 @@ __all__ = [
     "pointwise",
     "pooling",
     "reductions",
+    "region",
     "rowwise",
 ]
