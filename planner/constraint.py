@@ -1,23 +1,52 @@
-"""What a user demands of a plan. Every constraint says itself in one sentence and travels in plan files.
+"""What a user demands of a plan. Every constraint says itself in one sentence, can be checked on a plan, and travels in plan
+files.
 
 WHERE, in this order: a parameter or buffer name (`layers.3.attention.wq.weight`: its stored placement; gradient and tied
 names follow) · a module path (`layers.*.attention.wq`: its last forward output) · a full op key
 (`layers.3.attention.wq/linear/fwd#0`) · `input:NAME`, `output:NAME`. `*` is one dotted component, `**` any number.
+
+Written constraints may end in ` # a note`, which travels along.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from planner.address import resolve
+from planner.dims import DimRoles
 from planner.errors import InvalidConstraintError
-from planner.graph import BACKWARD, JointGraph, Node, TensorRef
+from planner.graph import TensorRef
 from planner.mesh import Mesh
 from planner.placement import Placements, parse, text
+from planner.recipes import Expansion, Recipe
+from planner.redistribution import Collective, CollectiveKind
+from planner.strategy import StrategySpace
 from planner.units import format_gib
+
+ANY = "*"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Facts:
+    """A plan as constraints look at it: strategy numbers per node, the collectives it carries out, bytes on a device."""
+
+    space: StrategySpace
+    strategy: Sequence[int] | np.ndarray
+    collectives: Sequence[Collective]
+    peak_bytes: int
+
+    def number(self, ref: TensorRef) -> int:
+        """Placement number of a tensor as its op makes it."""
+        return int(self.space.strategies[ref.node].output(ref.output)[self.strategy[ref.node]])
+
+
+def _numbers(where: str, facts: Facts) -> Iterable[tuple[TensorRef, int]]:
+    return ((ref, facts.number(ref)) for ref in resolve(where, facts.space.graph))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,15 +63,109 @@ class Pin:
     def to_json(self) -> dict[str, Any]:
         return {"kind": "pin", "where": self.where, "placements": text(self.placements), "note": self.note}
 
+    def holds(self, facts: Facts) -> bool:
+        return all(number == facts.space.lattice(ref).find(self.placements) for ref, number in _numbers(self.where, facts))
+
     @classmethod
     def parse(cls, written: str, mesh: Mesh) -> Pin:
         """`layers.*.attention.wq=S(0)R`"""
-        where, equals, placements = written.rpartition("=")
-        if not equals or not where.strip():
-            raise InvalidConstraintError(
-                f"pin {written!r} is not WHERE=PLACEMENTS", hint="For example --pin 'layers.*.attention.wq=S(0)R'."
-            )
-        return cls(where=where.strip(), placements=parse(placements, mesh))
+        asked, note = split_note(written)
+        where, options = _where_and_options(asked, mesh, "pin")
+        if len(options) != 1:
+            raise InvalidConstraintError(f"pin {written!r} names several placements", hint="Use --allow to leave a choice.")
+        return cls(where=where, placements=options[0], note=note)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allow:
+    """The tensors at `where` have one of these placements (each its own)."""
+
+    where: str
+    options: tuple[Placements, ...]
+    note: str = ""
+
+    def describe(self) -> str:
+        return f"allow {self.where} = {'|'.join(map(text, self.options))}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "allow", "where": self.where, "options": [text(p) for p in self.options], "note": self.note}
+
+    def holds(self, facts: Facts) -> bool:
+        return all(number in _found(self.options, ref, facts) for ref, number in _numbers(self.where, facts))
+
+    @classmethod
+    def parse(cls, written: str, mesh: Mesh) -> Allow:
+        """`layers.*.attention.wq=S(0)R|RR`"""
+        asked, note = split_note(written)
+        where, options = _where_and_options(asked, mesh, "allow")
+        return cls(where=where, options=options, note=note)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forbid:
+    """The tensors at `where` have none of these placements."""
+
+    where: str
+    options: tuple[Placements, ...]
+    note: str = ""
+
+    def describe(self) -> str:
+        return f"forbid {self.where} = {'|'.join(map(text, self.options))}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "forbid", "where": self.where, "options": [text(p) for p in self.options], "note": self.note}
+
+    def holds(self, facts: Facts) -> bool:
+        return not any(number in _found(self.options, ref, facts) for ref, number in _numbers(self.where, facts))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForbidCollective:
+    """No collective of this kind in a group that includes this mesh axis; `*` stands for every kind or every axis."""
+
+    collective: str
+    axis: str
+    note: str = ""
+
+    def describe(self) -> str:
+        return f"forbid {self.collective}@{self.axis}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "forbid_collective", "collective": self.collective, "axis": self.axis, "note": self.note}
+
+    def forbids(self, kind: str | None, axes: Sequence[int], mesh: Mesh) -> bool:
+        """`kind` None is a local move, never forbidden."""
+        if kind is None or self.collective not in (ANY, kind):
+            return False
+        return self.axis == ANY or mesh.axis(self.axis) in axes
+
+    def holds(self, facts: Facts) -> bool:
+        return not any(self.forbids(str(c.kind), c.axes, facts.space.mesh) for c in facts.collectives)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamePlacement:
+    """All tensors at `where` (several, by `*`) have the same placement, whichever."""
+
+    where: str
+    note: str = ""
+
+    def describe(self) -> str:
+        return f"tie {self.where}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "tie", "where": self.where, "note": self.note}
+
+    def holds(self, facts: Facts) -> bool:
+        return len({tuple(facts.space.lattice(ref).codes[number]) for ref, number in _numbers(self.where, facts)}) <= 1
+
+    @classmethod
+    def parse(cls, written: str) -> SamePlacement:
+        """`layers.*.attention.wq`"""
+        where, note = split_note(written)
+        if not where or "=" in where:
+            raise InvalidConstraintError(f"tie {written!r} is not a WHERE", hint="For example --tie 'layers.*.attention.wq'.")
+        return cls(where=where, note=note)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +181,9 @@ class BoundaryPlacement:
     def to_json(self) -> dict[str, Any]:
         return {"kind": "boundary", "where": self.where, "placements": text(self.placements)}
 
+    def holds(self, facts: Facts) -> bool:
+        return all(number == facts.space.lattice(ref).find(self.placements) for ref, number in _numbers(self.where, facts))
+
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryBudget:
@@ -71,97 +197,82 @@ class MemoryBudget:
     def to_json(self) -> dict[str, Any]:
         return {"kind": "memory", "num_bytes": self.num_bytes}
 
+    def holds(self, facts: Facts) -> bool:
+        return facts.peak_bytes <= self.num_bytes
 
-Constraint = Pin | BoundaryPlacement | MemoryBudget
+
+Constraint = Pin | Allow | Forbid | ForbidCollective | SamePlacement | Recipe | BoundaryPlacement | MemoryBudget
+
+
+def holds(constraint: Constraint, facts: Facts) -> bool:
+    """Whether a plan satisfies a constraint: the definition that both solvers are tested against."""
+    if isinstance(constraint, Recipe):
+        masks = Expansion(constraint, DimRoles.of(facts.space)).masks()
+        return all(mask[facts.strategy[node]] for node, mask in masks.items())
+    return constraint.holds(facts)
 
 
 def from_json(data: Mapping[str, Any], mesh: Mesh) -> Constraint:
-    kind = data.get("kind")
+    kind, note = data.get("kind"), data.get("note", "")
     if kind == "pin":
-        return Pin(where=data["where"], placements=parse(data["placements"], mesh), note=data.get("note", ""))
+        return Pin(where=data["where"], placements=parse(data["placements"], mesh), note=note)
+    if kind in ("allow", "forbid"):
+        options = tuple(parse(option, mesh) for option in data["options"])
+        return (Allow if kind == "allow" else Forbid)(where=data["where"], options=options, note=note)
+    if kind == "forbid_collective":
+        return ForbidCollective(collective=data["collective"], axis=data["axis"], note=note)
+    if kind == "tie":
+        return SamePlacement(where=data["where"], note=note)
+    if kind == "recipe":
+        return Recipe(name=data["name"], axes=tuple(data["axes"]), note=note)
     if kind == "boundary":
         return BoundaryPlacement(where=data["where"], placements=parse(data["placements"], mesh))
     if kind == "memory":
         return MemoryBudget(num_bytes=int(data["num_bytes"]))
-    raise InvalidConstraintError(f"unknown constraint kind {kind!r}", hint="Kinds are pin, boundary, memory.")
-
-
-def glob_regex(where: str) -> re.Pattern[str]:
-    """`*` matches one dotted component (or part of one), `**` any number; everything else is literal."""
-    parts = re.split(r"(\*\*|\*)", where)
-    return re.compile("".join({"**": ".*", "*": "[^.]*"}.get(part, re.escape(part)) for part in parts))
-
-
-def resolve(where: str, graph: JointGraph) -> tuple[TensorRef, ...]:
-    """The tensors that WHERE means.
-
-    Raises:
-        InvalidConstraintError: nothing matches; the hint lists the nearest names.
-    """
-    found = _resolve_pattern(where, graph) if "*" in where else _resolve_name(where, graph)
-    if found:
-        return tuple(dict.fromkeys(found))
-    known = [name for name, _ in _leaf_names(graph)] + list(_last_outputs(graph)) + [node.key for node in graph.nodes]
-    nearest = difflib.get_close_matches(where.replace("*", "0"), dict.fromkeys(known), n=3, cutoff=0.3)
     raise InvalidConstraintError(
-        f"{where!r} matches no parameter, module, op or input of the model",
-        hint=f"Nearest: {', '.join(nearest)}." if nearest else "Run `show` on a plan to list the names.",
+        f"unknown constraint kind {kind!r}",
+        hint="Kinds are pin, allow, forbid, forbid_collective, tie, recipe, boundary, memory.",
     )
 
 
-def _resolve_pattern(where: str, graph: JointGraph) -> list[TensorRef]:
-    """First parameters and buffers, then modules, then keys: the first kind that matches anything."""
-    pattern = glob_regex(where)
-    found = [TensorRef(index, 0) for name, index in _leaf_names(graph) if pattern.fullmatch(name)]
-    found = found or [TensorRef(index, 0) for path, index in _last_outputs(graph).items() if pattern.fullmatch(path)]
-    return found or [TensorRef(i, 0) for i, node in enumerate(graph.nodes) if _has_output(node) and pattern.fullmatch(node.key)]
+# ---- as users write them ------------------------------------------------------------------------------------------
+def split_note(written: str) -> tuple[str, str]:
+    """`WHERE=PLACEMENTS # note` -> the constraint, the note. Keys hold a `#` too, but no blank before it."""
+    asked, _, note = (part.strip() for part in re.sub(r"\s+#\s*", "\n", written.strip(), count=1).partition("\n"))
+    return asked, note
 
 
-def _resolve_name(where: str, graph: JointGraph) -> list[TensorRef]:
-    """As _resolve_pattern for a name without `*`, without walking over all names."""
-    if where in graph.parameter_by_name:
-        return [TensorRef(graph.parameter_by_name[where].node, 0)]
-    if f"buffer:{where}" in graph.node_by_key:
-        return [TensorRef(graph.node_by_key[f"buffer:{where}"], 0)]
-    index = graph.node_by_key.get(where, -1)
-    if index >= 0:  # keys hold a `/` or `:`, which module paths do not
-        return [TensorRef(index, 0)] if _has_output(graph.nodes[index]) else []
-    inside = where + "."
-    for index in range(len(graph.nodes) - 1, -1, -1):
-        node = graph.nodes[index]
-        if _is_forward_op(node) and (node.module == where or node.module.startswith(inside)):
-            return [TensorRef(index, 0)]
-    return []
+def parse_forbid(written: str, mesh: Mesh) -> Forbid | ForbidCollective:
+    """`all_to_all@dp` (kind or axis may be `*`) or `WHERE=PLACEMENTS`"""
+    asked, note = split_note(written)
+    collective, at, axis = (part.strip() for part in asked.partition("@"))
+    if not at or "=" in asked:
+        where, options = _where_and_options(asked, mesh, "forbid")
+        return Forbid(where=where, options=options, note=note)
+    kinds = [str(kind) for kind in CollectiveKind]
+    if collective not in (ANY, *kinds):
+        raise InvalidConstraintError(
+            f"forbid {written!r}: there is no collective {collective!r}", hint=f"Kinds are {', '.join(kinds)}, or * for all."
+        )
+    if axis != ANY:
+        mesh.axis(axis)
+    return ForbidCollective(collective=collective, axis=axis, note=note)
 
 
-def _has_output(node: Node) -> bool:
-    return bool(node.outputs) and node.outputs[0] is not None
+def parse_recipe(written: str, mesh: Mesh) -> Recipe:
+    """`fsdp_tp_sp:dp,tp`; without axes all those of the mesh, in order"""
+    asked, note = split_note(written)
+    return Recipe.parse(asked, mesh, note)
 
 
-def _is_forward_op(node: Node) -> bool:
-    return node.is_op and node.phase != BACKWARD and bool(node.module) and _has_output(node)
+def _where_and_options(asked: str, mesh: Mesh, flag: str) -> tuple[str, tuple[Placements, ...]]:
+    where, equals, written = asked.rpartition("=")
+    if not equals or not where.strip():
+        example = f"--{flag} 'layers.*.attention.wq=S(0)R" + ("'" if flag == "pin" else "|RR'")
+        raise InvalidConstraintError(f"{flag} {asked!r} is not WHERE=PLACEMENTS", hint=f"For example {example}.")
+    return where.strip(), tuple(parse(option, mesh) for option in written.split("|"))
 
 
-def _last_outputs(graph: JointGraph) -> dict[str, int]:
-    """module path -> its last forward op (of the module itself or of one inside it)"""
-    found: dict[str, int] = {}
-    for index, node in enumerate(graph.nodes):
-        if _is_forward_op(node):
-            for path in _ancestors(node.module):
-                found[path] = index
-    return found
-
-
-def _leaf_names(graph: JointGraph) -> Iterable[tuple[str, int]]:
-    for parameter in graph.parameters:
-        for name in parameter.names:
-            yield name, parameter.node
-    for index, node in enumerate(graph.nodes):
-        if node.kind == "buffer":
-            yield node.key.removeprefix("buffer:"), index
-
-
-def _ancestors(module: str) -> Iterable[str]:
-    parts = module.split(".")
-    for count in range(1, len(parts) + 1):
-        yield ".".join(parts[:count])
+def _found(options: Iterable[Placements], ref: TensorRef, facts: Facts) -> set[int]:
+    """Placement numbers of the options that the tensor can have at all."""
+    return {facts.space.lattice(ref).find(option) for option in options} - {-1}

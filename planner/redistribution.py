@@ -199,7 +199,18 @@ def cheapest_routes(lattice: Lattice, price: Callable[[MoveGroup], np.ndarray], 
     Without reductions a pending sum keeps its P on every axis (used where a dtype rule says where a sum may be taken).
     """
     groups = tuple(g for g in move_groups(lattice) if allow_reductions or not g.reduce_op)
-    prices: Sequence[np.ndarray] = [price(group) for group in groups]
+    return _closure(lattice, groups, [price(group) for group in groups])
+
+
+def without(routes: Routes, forbidden: Callable[[MoveGroup], bool]) -> Routes:
+    """The same prices where some moves must not be made: other ways are found, or there is none."""
+    kept = [number for number, group in enumerate(routes.groups) if not forbidden(group)]
+    if len(kept) == len(routes.groups):
+        return routes
+    return _closure(routes.lattice, tuple(routes.groups[n] for n in kept), [routes.move_us[n] for n in kept])
+
+
+def _closure(lattice: Lattice, groups: tuple[MoveGroup, ...], prices: Sequence[np.ndarray]) -> Routes:
     size = len(lattice)
     to_from = np.full((size, size), IMPOSSIBLE_US)  # [target, source]: the rows that a group reads and writes lie together
     np.fill_diagonal(to_from, 0.0)

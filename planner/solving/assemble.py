@@ -22,6 +22,7 @@ GRADIENT_STORE = -1
 def assemble(costs: CostTable, solution: Solution, constraints: Sequence[Constraint]) -> Plan:
     """The plan of a solution. Its redistributions are those that were priced; their prices and the compute add up to the
     objective."""
+    costs = solution.costs or costs
     space, graph = costs.space, costs.space.graph
     plan = Plan(
         request=graph.request,

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from planner.errors import InfeasibleError, SolverError
+from planner.constraint import Constraint
+from planner.errors import InfeasibleError, PlannerError, SolverError
 from planner.solving.consistency import make_consistent
 from planner.solving.core import solve_core
 from planner.solving.least_memory import LeastMemory, least_memory
@@ -18,6 +19,7 @@ from planner.units import format_gib
 
 _EFFORT = Effort(max_sweeps=60, patience=2)
 _MAX_COLUMNS = 200_000
+_TRY_S = 10.0
 
 
 def living(problem: PairwiseProblem, restrictions: Sequence[Restriction]) -> np.ndarray | None:
@@ -80,6 +82,34 @@ def explain_placements(problem: PairwiseProblem, restrictions: Sequence[Restrict
     names = [r.text for r in conflict]
     what = f"{names[0]} has no plan" if len(names) == 1 else f"these cannot hold together: {'; '.join(names)}"
     return InfeasibleError(what, hint="Remove or change one of them.", conflicts=names)
+
+
+def is_impossible(problem: PairwiseProblem, restrictions: Sequence[Restriction]) -> bool:
+    """Proved: nothing satisfies the restrictions, or nothing within the budget among them."""
+    alive = living(problem, restrictions)
+    if has_plan(problem, alive, time_limit_s=_TRY_S) is False:
+        return True
+    budget = tightest_budget(restrictions)
+    if budget is None or budget.budget_bytes is None or alive is None:
+        return False
+    return least_memory(problem, alive, _EFFORT).bound_bytes > budget.budget_bytes
+
+
+def explain_together(
+    constraints: Sequence[Constraint], no_plan: Callable[[Sequence[Constraint]], bool], error: PlannerError
+) -> InfeasibleError:
+    """The error for constraints of which some change the problem itself: the smallest set of them, each in the user's words."""
+    kept = list(constraints)
+    for candidate in constraints:
+        rest = [c for c in kept if c is not candidate]
+        if no_plan(rest):
+            kept = rest
+    names = [c.describe() for c in kept]
+    shortfall = error.shortfall_bytes if isinstance(error, InfeasibleError) else None
+    what = f"{names[0]} has no plan" if len(names) == 1 else f"these cannot hold together: {'; '.join(names)}"
+    if shortfall is not None:
+        what = f"{error.message} ({what})"
+    return InfeasibleError(what, hint="Remove or change one of them.", conflicts=names, shortfall_bytes=shortfall)
 
 
 def least_memory_of(problem: PairwiseProblem, restrictions: Sequence[Restriction], effort: Effort) -> LeastMemory | None:

@@ -9,7 +9,8 @@ The price of a plan is the sum of `unary_us` over nodes and of table entries ove
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -173,6 +174,27 @@ class _Draft:
             self.edges.append(EdgeSpec(target, source, target_port, source_port, table))
         else:
             self.edges.append(EdgeSpec(source, target, source_port, target_port, table))
+    def tie(self, refs: Sequence[TensorRef], node_of: np.ndarray) -> None:
+        """Equal placements for all tensors, as edges from each to the next in sweep order: nothing if equal, else impossible."""
+        ordered = sorted(refs, key=lambda ref: node_of[ref.node])
+        every = np.unique(np.concatenate([self.space.lattice(ref).codes for ref in ordered]), axis=0)
+        number = {tuple(codes): i for i, codes in enumerate(every.tolist())}
+        equal = np.full((len(every), len(every)), np.inf)
+        np.fill_diagonal(equal, 0.0)
+        table = len(self.tables)
+        self.tables.append(equal)
+        ports: dict[tuple[int, int], np.ndarray] = {}
+
+        def port(ref: TensorRef) -> np.ndarray:
+            own, lattice = self.output(ref), self.space.lattice_of[ref]
+            if (id(own), lattice) not in ports:
+                of_lattice = np.array([number[tuple(codes)] for codes in self.space.lattices[lattice].codes.tolist()], np.int32)
+                ports[id(own), lattice] = of_lattice[own]
+            return ports[id(own), lattice]
+
+        for a, b in itertools.pairwise(ordered):
+            self.edges.append(EdgeSpec(int(node_of[a.node]), int(node_of[b.node]), port(a), port(b), table))
+
 
     def drop_unplaced(self) -> None:
         """Drop strategies with placement number -1: their placement does not exist on the other side of an edge."""
@@ -204,8 +226,8 @@ class _Draft:
         return flatten([len(values) for values in self.unary], self.edges, self.tables)
 
 
-def build_problem(costs: CostTable) -> PairwiseProblem:
-    """List nodes and uses, then drop what arc consistency rules out.
+def build_problem(costs: CostTable, ties: Sequence[Sequence[TensorRef]] = ()) -> PairwiseProblem:
+    """List nodes and uses, then drop what arc consistency rules out. The tensors of each tie get the same placement.
 
     Raises:
         InfeasibleError: some node has no strategy that its neighbours can serve, whatever the constraints.
@@ -227,6 +249,8 @@ def build_problem(costs: CostTable) -> PairwiseProblem:
             size = len(costs.space.lattice(key[0]))
             shared_of[key] = draft.add_node(np.zeros(size), np.zeros(size), draft.identity(size))
     for key, found in uses.items():
+    for tied in ties:
+        draft.tie(tied, node_of)
         _add_uses(draft, key, found, node_of, shared_of)
     draft.drop_unplaced()
     raw = draft.layout()

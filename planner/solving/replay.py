@@ -10,6 +10,7 @@ from planner.graph import TensorRef
 from planner.placement import Placements, text
 from planner.plan import Choice, Plan, SolveReport
 from planner.solving.assemble import memory_of, price_redistributions, uses_by_phase
+from planner.solving.demands import costs_under
 from planner.solving.solve import Solution
 
 
@@ -20,7 +21,7 @@ def solution_of(plan: Plan, costs: CostTable) -> Solution:
     Raises:
         PlanFormatError: a choice that is no legal strategy in this space, naming the op.
     """
-    graph = costs.space.graph
+    graph, costs = costs.space.graph, costs_under(costs, plan.constraints)
     strategy = np.array([_strategy(plan.choices[node.key], index, costs) for index, node in enumerate(graph.nodes)])
     shared = _shared(plan, costs, strategy)
     same = (plan.fingerprint, plan.hardware_hash) == (graph.fingerprint, costs.hardware_hash)
@@ -29,7 +30,9 @@ def solution_of(plan: Plan, costs: CostTable) -> Solution:
         report = plan.report
     else:
         report = SolveReport(status="feasible", objective_us=objective, bound_us=0.0, method="replayed, not proved", seconds=0.0)
-    return Solution(strategy=strategy, shared=shared, report=report, used_bytes=memory_of(costs, strategy).peak_bytes)
+    return Solution(
+        strategy=strategy, shared=shared, report=report, used_bytes=memory_of(costs, strategy).peak_bytes, costs=costs
+    )
 
 
 def _strategy(choice: Choice, node: int, costs: CostTable) -> int:

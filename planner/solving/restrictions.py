@@ -8,11 +8,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.constraint import BoundaryPlacement, Constraint, MemoryBudget, Pin, resolve
+from planner.address import resolve
+from planner.constraint import (
+    Allow,
+    BoundaryPlacement,
+    Constraint,
+    Forbid,
+    ForbidCollective,
+    MemoryBudget,
+    Pin,
+    SamePlacement,
+)
 from planner.cost import CostTable
+from planner.dims import DimRoles
 from planner.errors import InvalidConstraintError
 from planner.graph import TensorRef
 from planner.placement import S0, Placements, R, num_shards, text, to_codes
+from planner.recipes import Expansion, Recipe
 from planner.solving.problem import PairwiseProblem
 from planner.strategy import Lattice
 
@@ -51,18 +63,55 @@ def restrict(constraint: Constraint, costs: CostTable, problem: PairwiseProblem)
                 f"a memory budget of {constraint.num_bytes} bytes holds nothing", hint="Give a size such as 80GiB."
             )
         return Restriction(constraint, {}, constraint.num_bytes)
-    mesh = costs.space.mesh
-    if len(constraint.placements) != mesh.num_axes:
-        raise InvalidConstraintError(
-            f"{constraint.describe()}: {len(constraint.placements)} placements for the {mesh.num_axes} axes of mesh {mesh}",
-            hint="Write one placement per mesh axis, outermost first.",
-        )
+    if isinstance(constraint, ForbidCollective | SamePlacement):  # in the prices and edges of the problem itself
+        return Restriction(constraint, {})
+    if isinstance(constraint, Recipe):
+        return _follow(constraint, costs, problem)
+    _check_length(constraint, costs)
     masks: dict[int, np.ndarray] = {}
     for ref in resolve(constraint.where, costs.space.graph):
         node = int(problem.node_of[ref.node])
-        mask = _mask(constraint, ref, costs, problem)
+        mask = (
+            _choose(constraint, ref, costs, problem)
+            if isinstance(constraint, Allow | Forbid)
+            else _mask(constraint, ref, costs, problem)
+        )
         masks[node] = masks[node] & mask if node in masks else mask
     return Restriction(constraint, masks)
+
+
+def _check_length(constraint: Pin | BoundaryPlacement | Allow | Forbid, costs: CostTable) -> None:
+    mesh = costs.space.mesh
+    for placements in constraint.options if isinstance(constraint, Allow | Forbid) else (constraint.placements,):
+        if len(placements) != mesh.num_axes:
+            raise InvalidConstraintError(
+                f"{constraint.describe()}: {len(placements)} placements for the {mesh.num_axes} axes of mesh {mesh}",
+                hint="Write one placement per mesh axis, outermost first.",
+            )
+
+
+def _follow(recipe: Recipe, costs: CostTable, problem: PairwiseProblem) -> Restriction:
+    masks: dict[int, np.ndarray] = {}
+    for node, mask in Expansion(recipe, DimRoles.of(costs.space)).masks().items():
+        at = int(problem.node_of[node])
+        masks[at] = mask[problem.numbers_at(at)]
+    return Restriction(recipe, masks)
+
+
+def _choose(constraint: Allow | Forbid, ref: TensorRef, costs: CostTable, problem: PairwiseProblem) -> np.ndarray:
+    """One of several placements, or none of them. Of the options it is enough that one is possible."""
+    lattice, key = costs.space.lattice(ref), costs.space.graph.nodes[ref.node].key
+    wanted = [lattice.find(option) for option in constraint.options]
+    made = costs.space.strategies[ref.node].output(ref.output)[problem.numbers_at(int(problem.node_of[ref.node]))]
+    mask = np.isin(made, [number for number in wanted if number >= 0])
+    if isinstance(constraint, Forbid):
+        mask = ~mask
+    if not mask.any():
+        left = "none of these is among its placements" if isinstance(constraint, Allow) else "it has no other placement"
+        raise InvalidConstraintError(
+            f"{constraint.describe()}: {key} ({lattice.meta}): {left}", hint=_legal_hint(ref, costs, problem)
+        )
+    return mask
 
 
 def legal_numbers(ref: TensorRef, costs: CostTable, problem: PairwiseProblem) -> np.ndarray:

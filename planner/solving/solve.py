@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from planner.constraint import Constraint, Pin
+from planner.constraint import Allow, Constraint, Forbid, Pin
 from planner.cost import CostTable
 from planner.errors import InfeasibleError, SolverError
 from planner.graph import TensorRef
@@ -25,15 +25,20 @@ from planner.solving.budget import CLOSE_ENOUGH, BudgetOutcome, solve_within_bud
 from planner.solving.conflicts import explain_budget, explain_placements, has_plan, living
 from planner.solving.consistency import make_consistent
 from planner.solving.core import solve_core
+from planner.solving.demands import Demand, costs_under, demands_of, ties_of
 from planner.solving.folding import OUTSIDE, Places, fold
 from planner.solving.kernels import Messages
 from planner.solving.least_memory import least_memory
 from planner.solving.message_passing import TOLERANCE, Effort, MessagePassing, Outcome
 from planner.solving.problem import PairwiseProblem, SharedKey, build_problem
 from planner.solving.restrictions import Restriction, legal_numbers, restrict, tightest_budget
+from planner.solving.variants import Variants
 
 MAX_CORE_COLUMNS = 100_000
 """A core with more variables than this is not given to the integer program."""
+
+OVERRIDES = (Pin, Allow, Forbid)
+"""Constraints that come and go: a solve with them starts from the same problem without them."""
 
 _BUDGET_SWEEPS, _BUDGET_SWEEPS_PINNED = 32, 8
 _PRICES, _PRICES_PINNED = 14, 3
@@ -59,12 +64,16 @@ class Solution:
         shared: placement number of every shared placement, by (tensor, phase).
         report: status, value and bound.
         used_bytes: memory on a device, as the budget counts it; None if the plan was not solved but replayed.
+        us_per_byte: what a byte more of memory would be worth; 0 if the budget does not bind.
+        costs: the prices it was found with, those without forbidden collectives; None means as given.
     """
 
     strategy: np.ndarray
     shared: Mapping[SharedKey, int]
     report: SolveReport
     used_bytes: int | None = None
+    us_per_byte: float = 0.0
+    costs: CostTable | None = None
 
 
 @dataclass(eq=False)
@@ -117,9 +126,11 @@ class _Run:
 class Solver:
     """All solves of one cost table. Keeps messages warm; changes nothing it was given."""
 
-    def __init__(self, costs: CostTable) -> None:
-        self.costs = costs
-        self.problem: PairwiseProblem = build_problem(costs)
+    def __init__(self, costs: CostTable, demands: tuple[Demand, ...] = ()) -> None:
+        self.costs = costs_under(costs, demands)
+        self.problem: PairwiseProblem = build_problem(self.costs, ties_of(costs, demands))
+        self._demands = demands
+        self._variants = Variants(self)
         self._passing = MessagePassing(self.problem)
         self._fresh = self._passing.save()
         self._bases: dict[tuple[Constraint, ...], _Base] = {}
@@ -157,22 +168,27 @@ class Solver:
         began = time.monotonic()
         run = _Run(began, began + time_limit_s, exact, progress, cancelled)
         constraints = tuple(dict.fromkeys(constraints))
+        demands = demands_of(constraints, self.costs.space.mesh)
+        if demands != self._demands:
+            return self._variants.solve(
+                demands, constraints, time_limit_s=time_limit_s, exact=exact, progress=progress, cancelled=cancelled
+            )
         run.restrictions = [restrict(c, self.costs, self.problem) for c in constraints]
-        unpinned = tuple(c for c in constraints if not isinstance(c, Pin))
+        unpinned = tuple(c for c in constraints if not isinstance(c, OVERRIDES))
         alive = living(self.problem, run.restrictions)
         if alive is None:
             raise explain_placements(self.problem, run.restrictions, time_limit_s=max(1.0, run.seconds_left))
         base = self._base(unpinned, run)
         if len(unpinned) == len(constraints):
-            return self._solution(base.outcome, base.method, run)
-        outcome, method = self._pinned(base, alive, run)
-        return self._solution(outcome, method, run)
+            return self._solution(base.outcome, base.method, run, base.price)
+        found, method = self._pinned(base, alive, run)
+        return self._solution(found.outcome, method, run, found.price)
 
     # ---- without pins ---------------------------------------------------------------------------------------------
     def _base(self, unpinned: tuple[Constraint, ...], run: _Run) -> _Base:
         if unpinned in self._bases:
             return self._bases[unpinned]
-        restrictions = [r for r in run.restrictions if not isinstance(r.constraint, Pin)]
+        restrictions = [r for r in run.restrictions if not isinstance(r.constraint, OVERRIDES)]
         alive = living(self.problem, restrictions)
         assert alive is not None, "fewer restrictions leave more"
         self._passing.restore(self._fresh)
@@ -232,7 +248,7 @@ class Solver:
         )
 
     # ---- with pins ------------------------------------------------------------------------------------------------
-    def _pinned(self, base: _Base, alive: np.ndarray, run: _Run) -> tuple[Outcome, str]:
+    def _pinned(self, base: _Base, alive: np.ndarray, run: _Run) -> tuple[BudgetOutcome, str]:
         self._passing.restore(base.state)
         effort = run.effort(max_sweeps=40, patience=6, round_sweeps=1, mend_every=2, eps_us=1e-6)
         cost = np.where(alive, self.problem.unary_us, np.inf)
@@ -245,8 +261,7 @@ class Solver:
             gap=base.outcome.gap,
             window=window,
         )
-        found, method = self._search(alive, run, start)
-        return found.outcome, method
+        return self._search(alive, run, start)
 
     def _adapt(self, plan: np.ndarray, cost: np.ndarray) -> np.ndarray:
         """A plan for other restrictions: strategies that are ruled out are replaced by living ones."""
@@ -258,7 +273,7 @@ class Solver:
 
     def _window(self, restrictions: Sequence[Restriction]) -> np.ndarray | None:
         """Nodes of the layers around the pins; None if the pins are not in a few layers."""
-        pinned = [node for r in restrictions if isinstance(r.constraint, Pin) for node in r.masks]
+        pinned = [node for r in restrictions if isinstance(r.constraint, OVERRIDES) for node in r.masks]
         layers = {int(self._layer[node]) for node in pinned}
         if OUTSIDE in layers or len(layers) > 3 or not layers:
             return None
@@ -311,7 +326,7 @@ class Solver:
         proven = min(outcome.value_us, max(outcome.bound_us, bound))
         return replace(outcome, bound_us=proven)
 
-    def _solution(self, outcome: Outcome, method: str, run: _Run) -> Solution:
+    def _solution(self, outcome: Outcome, method: str, run: _Run, price: float) -> Solution:
         seconds = time.monotonic() - run.began
         if not math.isfinite(outcome.value_us):
             raise SolverError(
@@ -328,4 +343,5 @@ class Solver:
             method=method,
             seconds=seconds,
         )
-        return Solution(strategy=chosen, shared=shared, report=report, used_bytes=self.problem.used_bytes(outcome.choice))
+        used = self.problem.used_bytes(outcome.choice)
+        return Solution(strategy=chosen, shared=shared, report=report, used_bytes=used, us_per_byte=price, costs=self.costs)
