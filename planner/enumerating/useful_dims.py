@@ -18,7 +18,8 @@ Dim = tuple[int, int, int]
 """(node, output, dim)"""
 
 ANCHOR_OPS = frozenset({
-    "planner.einsum.default", "aten.mm.default", "aten.bmm.default",
+    "planner.einsum.default", "planner.expert_product.default", "planner.expert_weight_grad.default",
+    "aten.mm.default", "aten.bmm.default",
     "aten._scaled_dot_product_flash_attention_for_cpu.default",
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default", "aten.convolution.default",
     "aten.convolution_backward.default", REGION, REGION_BACKWARD,

@@ -228,6 +228,22 @@ def _einsum(site: Site) -> str:
     return f'torch.einsum("{equation[1:-1]}", {", ".join(operands)})'
 
 
+@lowering("planner.expert_product.default")
+def _expert_product(site: Site) -> str:
+    axes = site.axes(site.operand(1), 0)
+    return f"expert_product({', '.join([*site.args, *([str(axes)] if axes else [])])})"
+
+
+@lowering("planner.expert_weight_grad.default")
+def _expert_weight_grad(site: Site) -> str:
+    a, b, index, _ = site.args
+    full, tiny = site.node.outputs[0], site.tiny.outputs[0]
+    assert full is not None and tiny is not None
+    axes = site.axes(site.out, 0)
+    count = site.sizes.local(full.shape[0], tiny.shape[0], site.out, 0)
+    return f"expert_weight_grad({', '.join([a, b, index, count, *([str(axes)] if axes else [])])})"
+
+
 @lowering("aten._to_copy.default")
 def _to_copy(site: Site) -> str:
     return f"{site.arg(0)}.to({site.out_dtype()})"

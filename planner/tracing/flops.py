@@ -32,6 +32,10 @@ def flops(op: str, args: tuple[Any, ...], operands: Sequence[TensorMeta], output
             for letter, size in zip(term, meta.shape, strict=True)
         }
         return 2.0 * math.prod(sizes.values())
+    if op == "planner.expert_product.default" and outputs[0] is not None:
+        return 2.0 * operands[0].num_elements * outputs[0].shape[-1]
+    if op == "planner.expert_weight_grad.default":
+        return 2.0 * operands[0].num_elements * operands[1].shape[-1]
     if op == ATTENTION:
         return _attention(operands[0], operands[1], causal=bool(len(args) > 4 and args[4]))
     if op == ATTENTION_BACKWARD:

@@ -33,6 +33,7 @@ from planner.errors import InputError, UnknownModelError
 from planner.graph import ModelRequest
 
 Factory = Callable[..., Any]
+HUGGINGFACE = "hf:"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +105,10 @@ def find_factory(model: str) -> Factory:
         sample = _SAMPLES[model]
         found: Factory = getattr(importlib.import_module(sample.module), sample.factory)
         return found
+    if model.startswith(HUGGINGFACE):
+        from planner.tracing import huggingface
+
+        return huggingface.factory(model)
     path, colon, name = model.rpartition(":")
     if not colon or not path.endswith(".py"):
         near = difflib.get_close_matches(model, _SAMPLES, n=1, cutoff=0.4)

@@ -137,6 +137,17 @@ def run_local(op: str, args: list[Any], kwargs: dict[str, Any], out: Codes, oper
         args[3] = [args[3][0] // pieces] if args[3] else args[3]
     if op == "planner.einsum.default":
         return torch.einsum(*args)
+    if op == "planner.expert_product.default":
+        x, weight, index, transposed = args
+        own, inside = _own(index, weight.shape[0], device.shard(operands[1], 0)[0], _is_sharded(operands[1], 0))
+        chosen = weight[own] if transposed else weight[own].transpose(-1, -2)
+        return (x.unsqueeze(-2) @ chosen).squeeze(-2) * inside[..., None]
+    if op == "planner.expert_weight_grad.default":
+        a, b, index, experts = args
+        piece, count = device.shard(out, 0)
+        own, inside = _own(index, experts // count, piece, count > 1)
+        sent = torch.nn.functional.one_hot(own, experts // count).to(a.dtype) * inside[..., None]
+        return torch.einsum("tce,tcn,tck->enk", sent, a, b)
     if op.startswith("aten.arange"):
         assert call is not None
         whole = call(*args, **kwargs)

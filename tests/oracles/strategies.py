@@ -110,6 +110,10 @@ def _bound(node: Node, metas: list[TensorMeta]) -> int:
         return metas[0].shape[0]
     if node.op == "aten.embedding_dense_backward.default":
         return int(node.args[2])
+    if node.op == "planner.expert_product.default":
+        return metas[1].shape[0]
+    if node.op == "planner.expert_weight_grad.default":
+        return int(node.args[3])
     if node.op.startswith(("aten.gather", "aten.scatter")):
         return metas[0].shape[node.args[1] % max(1, len(metas[0].shape))]
     if node.op.startswith(("aten.index", "aten._unsafe_index")):

@@ -3,6 +3,7 @@
 from planner.enumerating.rules import (
     attention,
     convolution,
+    experts,
     factory,
     indexing,
     joining,
@@ -17,6 +18,7 @@ from planner.enumerating.rules import (
 __all__ = [
     "attention",
     "convolution",
+    "experts",
     "factory",
     "indexing",
     "joining",
