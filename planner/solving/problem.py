@@ -174,6 +174,7 @@ class _Draft:
             self.edges.append(EdgeSpec(target, source, target_port, source_port, table))
         else:
             self.edges.append(EdgeSpec(source, target, source_port, target_port, table))
+
     def tie(self, refs: Sequence[TensorRef], node_of: np.ndarray) -> None:
         """Equal placements for all tensors, as edges from each to the next in sweep order: nothing if equal, else impossible."""
         ordered = sorted(refs, key=lambda ref: node_of[ref.node])
@@ -194,7 +195,6 @@ class _Draft:
 
         for a, b in itertools.pairwise(ordered):
             self.edges.append(EdgeSpec(int(node_of[a.node]), int(node_of[b.node]), port(a), port(b), table))
-
 
     def drop_unplaced(self) -> None:
         """Drop strategies with placement number -1: their placement does not exist on the other side of an edge."""
@@ -249,9 +249,9 @@ def build_problem(costs: CostTable, ties: Sequence[Sequence[TensorRef]] = ()) ->
             size = len(costs.space.lattice(key[0]))
             shared_of[key] = draft.add_node(np.zeros(size), np.zeros(size), draft.identity(size))
     for key, found in uses.items():
+        _add_uses(draft, key, found, node_of, shared_of)
     for tied in ties:
         draft.tie(tied, node_of)
-        _add_uses(draft, key, found, node_of, shared_of)
     draft.drop_unplaced()
     raw = draft.layout()
     alive = np.ones(raw.first[-1], np.bool_)
