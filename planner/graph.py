@@ -87,7 +87,7 @@ class Node:
         module: path of the owning nn.Module (`layers.3.attention.wq`), "" at top level.
         source: `file.py:123` of the user's line, "" if unknown.
         flops: multiply-adds counted twice, of the whole (unsharded) op; causal attention counted half.
-        rematerialised: a parameter-only op repeated in backward (its forward twin is not kept).
+        rematerialised: an op of forward that runs again in backward, so that its result is not kept.
     """
 
     key: str
@@ -125,6 +125,48 @@ class Parameter:
     names: tuple[str, ...]
     gradient: TensorRef | None
     init: InitRule
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+
+@dataclass(frozen=True)
+class ValueStep:
+    """One step of computing a buffer's first value: an operator, or `literal` (dtype, shape, numbers), `packed` (dtype, shape,
+    text: bytes, compressed, base 85) or `drawn` (kind and two numbers of an `InitRule`, shape).
+
+    The results of all steps of a first value are numbered in order; `OperandRef(n)` in `args` is result n. An operator may write
+    to what an earlier step made, as the user's code did.
+    """
+
+    op: str
+    args: tuple[Any, ...] = ()
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    outputs: int = 1
+
+
+FirstValue = tuple[ValueStep, ...]
+"""How a tensor is made from nothing; the last result is the tensor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buffer:
+    """A buffer that a step reads or writes.
+
+    Attributes:
+        names: all names it is known by.
+        first_value: its value before the first step, None if it is not known: then `unknown` says why.
+        persistent: part of the model's state in checkpoints.
+        update: the value that a step leaves in it, None if it is only read. Stored in the buffer's own placement.
+    """
+
+    node: int
+    names: tuple[str, ...]
+    first_value: FirstValue | None
+    unknown: str = ""
+    persistent: bool = True
+    update: TensorRef | None = None
 
     @property
     def name(self) -> str:
@@ -178,6 +220,8 @@ class JointGraph:
         loss: the scalar tensor that training minimises; a node of kind `output` (`output:loss`) reads it.
         stand_in_loss: the model returns tensors and no loss; `loss` is the sum of squares of those that need gradients.
         class_name: import path of the model's class, for the reader of an exported file.
+        buffers: one entry per node of kind `buffer`.
+        checkpointed: layers whose forward pass is repeated in backward (`checkpointing.py`).
     """
 
     request: ModelRequest
@@ -188,6 +232,8 @@ class JointGraph:
     symbols: tuple[tuple[str, int], ...] = ()
     class_name: str = ""
     stand_in_loss: bool = False
+    buffers: tuple[Buffer, ...] = ()
+    checkpointed: tuple[str, ...] = ()
 
     # ---- look-ups -------------------------------------------------------------------------------------------------
     @cached_property
@@ -210,6 +256,16 @@ class JointGraph:
     @cached_property
     def parameter_by_name(self) -> dict[str, Parameter]:
         return {name: parameter for parameter in self.parameters for name in parameter.names}
+
+    @cached_property
+    def buffer_of_node(self) -> dict[int, Buffer]:
+        return {buffer.node: buffer for buffer in self.buffers}
+
+    @cached_property
+    def stored(self) -> dict[int, tuple[TensorRef, str]]:
+        """Leaf -> (the tensor stored in its placement, the phase): gradients of parameters, updates of buffers."""
+        gradients = {p.node: (p.gradient, BACKWARD) for p in self.parameters if p.gradient is not None}
+        return gradients | {b.node: (b.update, FORWARD) for b in self.buffers if b.update is not None}
 
     def meta(self, ref: TensorRef) -> TensorMeta:
         found = self.nodes[ref.node].outputs[ref.output]
@@ -240,6 +296,11 @@ class JointGraph:
             ref = self.nodes[ref.node].operands[0]
         return ref
 
+    def repeated_layer(self, node: Node) -> str | None:
+        """Path of the checkpointed layer whose forward pass a node of the backward phase repeats; None for other nodes."""
+        path = layer_path(node.module) if self.checkpointed and node.rematerialised else None
+        return path if path in self.checkpointed else None
+
     @property
     def num_ops(self) -> int:
         return sum(node.is_op for node in self.nodes)
@@ -254,7 +315,8 @@ class JointGraph:
     @cached_property
     def structure_fingerprint(self) -> str:
         """Equal if keys and wiring are equal: pins and plans can be carried over."""
-        return _digest([[n.key, n.op, [list(r) for r in n.operands], len(n.outputs)] for n in self.nodes])
+        wiring: list[Any] = [[n.key, n.op, [list(r) for r in n.operands], len(n.outputs)] for n in self.nodes]
+        return _digest(wiring + [[b.name, list(b.update)] for b in self.buffers if b.update is not None])
 
     @cached_property
     def fingerprint(self) -> str:
@@ -276,6 +338,10 @@ class JointGraph:
             assert self.nodes[parameter.node].kind == "param"
             if parameter.gradient is not None:
                 assert self.meta(parameter.gradient).shape == self.meta(TensorRef(parameter.node, 0)).shape, parameter.name
+        for buffer in self.buffers:
+            assert self.nodes[buffer.node].kind == "buffer" and (buffer.first_value is not None or buffer.unknown), buffer.name
+            if buffer.update is not None:
+                assert self.meta(buffer.update) == self.meta(TensorRef(buffer.node, 0)), buffer.name
 
     # ---- files ----------------------------------------------------------------------------------------------------
     def to_json(self) -> dict[str, Any]:
@@ -285,6 +351,7 @@ class JointGraph:
             "class_name": self.class_name,
             "stand_in_loss": self.stand_in_loss,
             "symbols": [list(pair) for pair in self.symbols],
+            **({"checkpointed": list(self.checkpointed)} if self.checkpointed else {}),
             "loss": list(self.loss),
             "inputs": [[i.node, i.name, i.batch_dim, i.high] for i in self.inputs],
             "parameters": [
@@ -294,6 +361,7 @@ class JointGraph:
                 }
                 for p in self.parameters
             ],
+            "buffers": [_buffer_to_json(buffer) for buffer in self.buffers],
             "nodes": [_node_to_json(node) for node in self.nodes],
         }  # fmt: skip
 
@@ -309,6 +377,7 @@ class JointGraph:
                 class_name=data["class_name"],
                 stand_in_loss=data.get("stand_in_loss", False),
                 symbols=tuple((name, int(value)) for name, value in data["symbols"]),
+                checkpointed=tuple(data.get("checkpointed", ())),
                 loss=TensorRef(*data["loss"]),
                 inputs=tuple(Input(node=n, name=name, batch_dim=d, high=h) for n, name, d, h in data["inputs"]),
                 parameters=tuple(
@@ -318,6 +387,7 @@ class JointGraph:
                     )
                     for p in data["parameters"]
                 ),
+                buffers=tuple(_buffer_from_json(buffer) for buffer in data.get("buffers", ())),
                 nodes=tuple(_node_from_json(node) for node in data["nodes"]),
             )  # fmt: skip
         except (KeyError, TypeError, IndexError, ValueError) as error:
@@ -349,6 +419,12 @@ def layer_of(module: str) -> int | None:
     """Number of the repeated layer a module path lies in (`layers.3.attention.wq` -> 3), None outside."""
     match = _LAYER.search(module)
     return int(match[1]) if match else None
+
+
+def layer_path(module: str) -> str | None:
+    """Path of the repeated layer a module lies in (`layers.3.attention.wq` -> `layers.3`), None outside."""
+    match = _LAYER.search(module)
+    return module[: match.end(1)] if match else None
 
 
 def without_layer(path: str) -> str:
@@ -391,6 +467,27 @@ def _decode(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(_decode(item) for item in value)
     return value
+
+
+def _buffer_to_json(buffer: Buffer) -> dict[str, Any]:
+    steps = (
+        None
+        if buffer.first_value is None
+        else [[s.op, _encode(s.args), _encode(s.kwargs), s.outputs] for s in buffer.first_value]
+    )
+    return {
+        "node": buffer.node, "names": list(buffer.names), "first_value": steps, "unknown": buffer.unknown,
+        "persistent": buffer.persistent, "update": list(buffer.update) if buffer.update else None,
+    }  # fmt: skip
+
+
+def _buffer_from_json(data: Mapping[str, Any]) -> Buffer:
+    steps = data["first_value"]
+    return Buffer(
+        node=data["node"], names=tuple(data["names"]), unknown=data["unknown"], persistent=data["persistent"],
+        first_value=None if steps is None else tuple(ValueStep(op, _decode(a), _decode(k), n) for op, a, k, n in steps),
+        update=TensorRef(*data["update"]) if data["update"] else None,
+    )  # fmt: skip
 
 
 _DEFAULTS: dict[str, Any] = {

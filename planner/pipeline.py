@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from planner.checkpointing import Checkpoint, checkpointed, layer_names
 from planner.constraint import BoundaryPlacement, Constraint, MemoryBudget, Pin
 from planner.errors import InputError, InvalidConstraintError, PlanFormatError
 from planner.graph import JointGraph, ModelRequest, TensorRef
@@ -19,6 +20,7 @@ from planner.memory import MemoryPolicy
 from planner.mesh import Mesh
 from planner.placement import Placements, Replicate, Shard
 from planner.plan import Plan
+from planner.variants import Variants
 
 if TYPE_CHECKING:
     from planner.cost import CostTable
@@ -38,7 +40,8 @@ class PlanRequest:
     """Everything a plan depends on.
 
     `memory_bytes` None means what the hardware profile leaves for a program. A `model.batch` of None means, for a sample model,
-    one sequence per device, so that every axis could be a data axis.
+    one sequence per device, so that every axis could be a data axis. `checkpoint` is `auto`, `none`, `full` or `full:16`
+    (`checkpointing.py`).
     """
 
     model: ModelRequest
@@ -49,6 +52,7 @@ class PlanRequest:
     gpus_per_node: int = 8
     pins: tuple[Pin, ...] = ()
     time_limit_s: float = 60.0
+    checkpoint: str = "auto"
 
     @property
     def sized_model(self) -> ModelRequest:
@@ -77,6 +81,8 @@ class Stats:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Planned:
+    """A plan with the graph as traced; that of the plan itself is `planned_graph(plan, graph)`."""
+
     plan: Plan
     graph: JointGraph
     stats: Stats
@@ -98,6 +104,7 @@ def make_plan(
         PlannerError: see planner/errors.py; every subclass says what to try.
     """
     check_batch(request)
+    checkpoint = Checkpoint.parse(request.checkpoint)
     clock = _Clock(progress)
     found = graph or clock.run("trace", lambda: trace(request.sized_model))
     bench = Workbench.build(
@@ -109,15 +116,17 @@ def make_plan(
     else:
         compile_s = bench.warm_up()
         constraints = (*bench.default_constraints(request.memory_bytes), *request.pins)
-        chosen = clock.run("solve", lambda: bench.solve(constraints, time_limit_s=request.time_limit_s))
+        chosen = clock.run(
+            "solve", lambda: bench.solve(constraints, time_limit_s=request.time_limit_s, checkpoint=str(checkpoint))
+        )
     stats = Stats(
         trace_s=clock.seconds.get("trace", 0.0),
         enumerate_s=clock.seconds["enumerate"],
         estimate_s=clock.seconds["estimate"],
         solve_s=clock.seconds["solve"],
         compile_s=compile_s,
-        num_nodes=len(found.nodes),
-        num_strategies=bench.space.num_strategies,
+        num_nodes=len(chosen.choices),
+        num_strategies=bench.variants.bench(chosen.checkpointed).space.num_strategies,
         peak_rss_bytes=peak_rss_bytes(),
     )
     return Planned(plan=chosen, graph=found, stats=stats)
@@ -159,6 +168,7 @@ class Workbench:
         self.costs = costs
         self.hardware = hardware
         self.solver = solver
+        self.variants = Variants(self)
 
     @classmethod
     def build(
@@ -172,7 +182,18 @@ class Workbench:
         clock: _Clock | None = None,
     ) -> Workbench:
         profile = hardware_profile(hardware)
-        policy = MemoryPolicy(optimizer=optimizer)
+        return cls._of(graph, mesh, profile, MemoryPolicy(optimizer=optimizer), gpus_per_node, clock)
+
+    @classmethod
+    def _of(
+        cls,
+        graph: JointGraph,
+        mesh: Mesh,
+        profile: HardwareProfile,
+        policy: MemoryPolicy,
+        gpus_per_node: int,
+        clock: _Clock | None = None,
+    ) -> Workbench:
         from planner.costing.estimate import estimate_costs
         from planner.enumerating.enumerate import enumerate_strategies
         from planner.solving.solve import Solver
@@ -181,6 +202,16 @@ class Workbench:
         space = clock.run("enumerate", lambda: enumerate_strategies(graph, mesh))
         costs = clock.run("estimate", lambda: estimate_costs(space, profile, policy=policy, gpus_per_node=gpus_per_node))
         return cls(costs, profile, Solver(costs))
+
+    def like(self, graph: JointGraph) -> Workbench:
+        """Another graph on the same mesh and hardware."""
+        return self._of(graph, self.mesh, self.hardware, self.costs.memory.policy, self.costs.gpus_per_node)
+
+    def with_fresh_solver(self) -> Workbench:
+        """The same prices with a solver that knows nothing yet."""
+        from planner.solving.solve import Solver
+
+        return Workbench(self.costs, self.hardware, Solver(self.costs))
 
     @property
     def space(self) -> StrategySpace:
@@ -205,30 +236,46 @@ class Workbench:
 
     def legal(self, key: str, output: int = 0) -> tuple[Placements, ...]:
         """Placements that output `output` of the node `key` can be pinned to."""
-        ref = TensorRef(self._node(key), output)
-        lattice = self.space.lattice(ref)
-        return tuple(lattice.placements(number) for number in self.solver.legal(ref))
+        bench = self.variants.holding(key)
+        ref = TensorRef(bench._node(key), output)
+        lattice = bench.space.lattice(ref)
+        return tuple(lattice.placements(number) for number in bench.solver.legal(ref))
 
     def banned(self, key: str) -> tuple[BannedRow, ...]:
         """Rows of the node's rule that this mesh and shape rule out, with the reason."""
-        return self.space.strategies[self._node(key)].banned
+        bench = self.variants.holding(key)
+        return bench.space.strategies[bench._node(key)].banned
 
     def _node(self, key: str) -> int:
         if key not in self.graph.node_by_key:
             raise InvalidConstraintError(f"the model has no op {key!r}", hint="Keys are listed by `show plan.json --json`.")
         return self.graph.node_by_key[key]
 
-    def solve(self, constraints: Sequence[Constraint], *, time_limit_s: float = 60.0, exact: bool | None = None) -> Plan:
+    def solve(
+        self,
+        constraints: Sequence[Constraint],
+        *,
+        time_limit_s: float = 60.0,
+        exact: bool | None = None,
+        checkpoint: str = "none",
+    ) -> Plan:
         """The best plan under the constraints. `exact` False answers at once with the gap it has; None goes on to the integer
-        program if what is left open is small; True whatever its size.
+        program if what is left open is small; True whatever its size. Bound and status speak of the layers that the plan
+        checkpoints; with `checkpoint` `auto` the method says how many other numbers of layers were tried.
 
         Raises:
             InvalidConstraintError: a pin that matches nothing or has no legal strategy.
             InfeasibleError: constraints that cannot hold together, or a budget that is too small.
+            InputError: more layers to checkpoint than the model has.
         """
+        return self.variants.solve(Checkpoint.parse(checkpoint), constraints, time_limit_s=time_limit_s, exact=exact)
+
+    def solve_here(self, constraints: Sequence[Constraint], *, time_limit_s: float, exact: bool | None) -> tuple[Plan, float]:
+        """The best plan of this very graph, and what a byte more of memory would be worth, in µs."""
         from planner.solving.assemble import assemble
 
-        return assemble(self.costs, self.solver.solve(constraints, time_limit_s=time_limit_s, exact=exact), constraints)
+        solution = self.solver.solve(constraints, time_limit_s=time_limit_s, exact=exact)
+        return assemble(self.costs, solution, constraints), solution.us_per_byte
 
     def replay(self, plan: Plan) -> Plan:
         """The decisions of a plan on this model, mesh and hardware, checked and priced anew, without solving.
@@ -239,12 +286,15 @@ class Workbench:
         from planner.solving.assemble import assemble
         from planner.solving.replay import solution_of
 
+        if self.graph.checkpointed != plan.checkpointed:
+            planned_graph(plan, self.graph)
+            return self.variants.bench(plan.checkpointed).replay(plan)
         check_same_structure(plan, self.graph)
         if plan.mesh != self.mesh:
             raise PlanFormatError(
                 f"the plan is for the mesh {plan.mesh}, not {self.mesh}", hint=f"Give --mesh {plan.mesh}, or plan again."
             )
-        return assemble(self.costs, solution_of(plan, self.costs), plan.constraints)
+        return replace(assemble(self.costs, solution_of(plan, self.costs), plan.constraints), checkpoint=plan.checkpoint)
 
 
 def boundaries(graph: JointGraph, mesh: Mesh) -> tuple[BoundaryPlacement, ...]:
@@ -292,8 +342,24 @@ def diff(a: Plan, b: Plan) -> tuple[Change, ...]:
     return tuple(Change(key, texts[0].get(key), texts[1].get(key)) for key in keys if texts[0].get(key) != texts[1].get(key))
 
 
+def planned_graph(plan: Plan, graph: JointGraph) -> JointGraph:
+    """The graph of a plan: the model's, with the layers repeated that the plan checkpoints.
+
+    Raises:
+        PlanFormatError: the model does not have those layers.
+    """
+    unknown = sorted(set(plan.checkpointed) - set(layer_names(graph)))
+    if unknown:
+        raise PlanFormatError(
+            f"the plan was made for another model than {graph.request.model}: it checkpoints {unknown[0]}, which is not in it",
+            hint="Plan again for this model; pins are named by module and can be given again.",
+        )
+    return checkpointed(graph, plan.checkpointed)
+
+
 def check_same_structure(plan: Plan, graph: JointGraph) -> None:
     """Raises PlanFormatError naming the first difference if the plan's ops are not those of the graph."""
+    graph = planned_graph(plan, graph)
     if plan.structure_fingerprint == graph.structure_fingerprint:
         return
     missing = [key for key in plan.choices if key not in graph.node_by_key]
@@ -312,7 +378,7 @@ def check_same_structure(plan: Plan, graph: JointGraph) -> None:
 def check_same_model(plan: Plan, graph: JointGraph) -> None:
     """As check_same_structure, and shapes, dtypes and arguments must agree too."""
     check_same_structure(plan, graph)
-    if plan.fingerprint != graph.fingerprint:
+    if plan.fingerprint != planned_graph(plan, graph).fingerprint:
         raise PlanFormatError(
             f"the plan was made for {graph.request.model} at other sizes: shapes, dtypes or arguments differ",
             hint="Use the batch, sequence length and precision of the plan (see `show`), or replay it: plan --from plan.json.",
@@ -320,7 +386,12 @@ def check_same_model(plan: Plan, graph: JointGraph) -> None:
 
 
 def export(
-    plan: Plan, graph: JointGraph | None = None, *, verify: bool = True, progress: Progress = lambda stage: None
+    plan: Plan,
+    graph: JointGraph | None = None,
+    *,
+    verify: bool = True,
+    embed_plan: bool = False,
+    progress: Progress = lambda stage: None,
 ) -> Export:
     """The plan as one PyTorch file, verified against the user's module before it is handed out.
 
@@ -337,7 +408,8 @@ def export(
         graph = trace(plan.request)
     check_same_model(plan, graph)
     tiny = tiny_graph(graph)
-    return export_verified(plan, graph, tiny, verify=verify, progress=progress)
+    graph, tiny = planned_graph(plan, graph), None if tiny is None else planned_graph(plan, tiny)
+    return export_verified(plan, graph, tiny, verify=verify, embed_plan=embed_plan, progress=progress)
 
 
 def tiny_graph(graph: JointGraph) -> JointGraph | None:

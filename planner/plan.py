@@ -96,6 +96,8 @@ class Plan:
     """See module docstring. `choices` follows the graph's node order; keys are stable names.
 
     Attributes:
+        checkpoint: how activation checkpointing was asked for: `auto`, `none`, `full` or `full:16`.
+        checkpointed: the layers whose forward pass runs again in backward.
         regions: key of each forward op that is a user-controlled region -> its contract in one line.
     """
 
@@ -113,6 +115,9 @@ class Plan:
     report: SolveReport
     num_ops: int
     replicated_for_lack_of_a_rule: tuple[str, ...]
+    gpus_per_node: int = 8
+    checkpoint: str = "auto"
+    checkpointed: tuple[str, ...] = ()
     regions: Mapping[str, str] = field(default_factory=dict)
 
     # ---- derived --------------------------------------------------------------------------------------------------
@@ -174,9 +179,10 @@ class Plan:
             "structure_fingerprint": self.structure_fingerprint,
             "fingerprint": self.fingerprint,
             "mesh": self.mesh.to_json(),
-            "hardware": {"name": self.hardware_name, "hash": self.hardware_hash},
+            "hardware": {"name": self.hardware_name, "hash": self.hardware_hash, "gpus_per_node": self.gpus_per_node},
             "optimizer": self.memory_policy.optimizer,
             "constraints": [c.to_json() for c in self.constraints],
+            "checkpoint": {"asked": self.checkpoint, "layers": list(self.checkpointed)},
             "choices": {
                 key: [[_text(p) for p in c.operands], [_text(p) for p in c.outputs], round(c.compute_us, 6)]
                 for key, c in self.choices.items()
@@ -222,6 +228,9 @@ class Plan:
                 num_ops=int(data["num_ops"]),
                 replicated_for_lack_of_a_rule=tuple(data["replicated_for_lack_of_a_rule"]),
                 regions={str(key): str(line) for key, line in data.get("regions", {}).items()},
+                gpus_per_node=int(data["hardware"].get("gpus_per_node", 8)),
+                checkpoint=str(data.get("checkpoint", {}).get("asked", "auto")),
+                checkpointed=tuple(map(str, data.get("checkpoint", {}).get("layers", ()))),
             )
         except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
             raise PlanFormatError(f"the plan file is damaged: {error!r}", hint="Plan again, or restore the file.") from error

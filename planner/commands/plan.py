@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from planner import pipeline
 from planner.commands.common import check_writable, say
 from planner.commands.describe import summary
 from planner.constraint import Pin
+from planner.errors import InputError
 from planner.graph import JointGraph, ModelRequest
 from planner.mesh import Mesh
 from planner.plan import Plan
@@ -19,22 +21,31 @@ from planner.units import parse_bytes
 
 def add(commands: Any) -> None:
     command = commands.add_parser("plan", help="choose a placement for every tensor")
-    command.add_argument("model", help="a sample name (see `models`) or path/to/file.py:factory")
-    command.add_argument("--mesh", required=True, metavar="dp=8,tp=8", help="axis=size, outermost first")
-    command.add_argument("--hardware", default="h100_sxm")
+    command.add_argument("model", nargs="?", help="a sample name (see `models`) or path/to/file.py:factory")
+    command.add_argument("--mesh", metavar="dp=8,tp=8", help="axis=size, outermost first")
+    command.add_argument("--hardware", help="default: h100_sxm")
     command.add_argument("--batch", type=int, help="global sequences per micro-step (default: one per device)")
     command.add_argument("--seq", type=int)
     command.add_argument("--layers", type=int)
     command.add_argument(
         "--precision", choices=("bf16-mixed", "as-traced"), help="default: bf16-mixed for samples, as-traced otherwise"
     )
-    command.add_argument("--optimizer", default="adamw")
-    command.add_argument("--gpus-per-node", type=int, default=8)
+    command.add_argument("--optimizer", help="default: adamw")
+    command.add_argument("--gpus-per-node", type=int, help="default: 8")
     command.add_argument("--memory", metavar="80GiB", help="budget per device (default: what the hardware leaves)")
+    command.add_argument(
+        "--checkpoint",
+        metavar="auto|none|full|full:16",
+        help="layers whose forward pass runs again in backward; default: auto, as few as the budget makes worthwhile",
+    )
     command.add_argument("--pin", action="append", default=[], metavar="WHERE=PLACEMENTS")
     command.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS")
     command.add_argument(
-        "--from", dest="replay", type=Path, metavar="plan.json", help="take all decisions from a plan: no solver"
+        "--from",
+        dest="replay",
+        type=Path,
+        metavar="plan.json",
+        help="take all decisions, and what is not given here, from a plan: no solver",
     )
     command.add_argument("--graph", type=Path, help="a saved graph instead of tracing")
     command.add_argument("--save-graph", type=Path, metavar="graph.json.gz")
@@ -44,11 +55,11 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    request = plan_request(args)
+    replay = Plan.load(args.replay) if args.replay else None
+    request = plan_request(args, replay)
     for path in (args.output, args.stats, args.save_graph):
         check_writable(path)
     graph = JointGraph.load(args.graph) if args.graph else None
-    replay = Plan.load(args.replay) if args.replay else None
     found = pipeline.make_plan(request, graph=graph, replay=replay, progress=say)
     if args.save_graph:
         found.graph.save(args.save_graph)
@@ -60,16 +71,27 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def plan_request(args: argparse.Namespace) -> pipeline.PlanRequest:
-    mesh = Mesh.parse(args.mesh)
-    precision = args.precision or ("as-traced" if ".py" in args.model else "bf16-mixed")
+def plan_request(args: argparse.Namespace, replay: Plan | None = None) -> pipeline.PlanRequest:
+    """What the command line asks for; what it leaves open is as in the plan to replay, else the default."""
+    if replay is None and not (args.model and args.mesh):
+        raise InputError("a plan needs a model and --mesh", hint="For example: plan llama3-tiny --mesh dp=2,tp=2 -o plan.json.")
+    mesh = Mesh.parse(args.mesh) if args.mesh or replay is None else replay.mesh
     return pipeline.PlanRequest(
-        model=ModelRequest(model=args.model, batch=args.batch, seq=args.seq, layers=args.layers, precision=precision),
+        model=_model_request(args, replay),
         mesh=mesh,
-        hardware=args.hardware,
+        hardware=args.hardware or (replay.hardware_name if replay else "h100_sxm"),
         memory_bytes=parse_bytes(args.memory) if args.memory else None,
-        optimizer=args.optimizer,
-        gpus_per_node=args.gpus_per_node,
+        optimizer=args.optimizer or (replay.memory_policy.optimizer if replay else "adamw"),
+        gpus_per_node=args.gpus_per_node or (replay.gpus_per_node if replay else 8),
         pins=tuple(Pin.parse(pin, mesh) for pin in args.pin),
         time_limit_s=args.time_limit,
+        checkpoint=args.checkpoint or "auto",
     )
+
+
+def _model_request(args: argparse.Namespace, replay: Plan | None) -> ModelRequest:
+    asked = {"batch": args.batch, "seq": args.seq, "layers": args.layers, "precision": args.precision}
+    if replay is not None and args.model in (None, replay.request.model):
+        return replace(replay.request, **{name: value for name, value in asked.items() if value is not None})
+    asked["precision"] = args.precision or ("as-traced" if ".py" in args.model else "bf16-mixed")
+    return ModelRequest(model=args.model, **asked)

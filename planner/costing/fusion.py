@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.graph import JointGraph, TensorRef
+from planner.graph import BACKWARD, JointGraph, TensorRef
 from planner.strategy import StrategySpace
 
 TABLE_OPERAND = {
@@ -130,14 +130,20 @@ def _levels(graph: JointGraph, roles: Sequence[str], slots: Sequence[tuple[int, 
     """
     level = [0] * len(graph.nodes)
     early = [True] * len(graph.nodes)
+    reached = 0
+    start: dict[str, int] = {}  # a checkpointed layer is repeated when backward has come to it
     for index, node in enumerate(graph.nodes):
         early[index] = roles[index] in ("fused", "view", "leaf")
+        if (layer := graph.repeated_layer(node)) is not None:
+            level[index] = start.setdefault(layer, reached)
         for slot in slots[index]:
             producer = node.operands[slot].node
             if graph.nodes[producer].phase == node.phase:
                 own = roles[producer] in ("own", "barrier")
                 level[index] = max(level[index], level[producer] + own)
                 early[index] &= early[producer] and not own
+        if node.phase == BACKWARD:
+            reached = max(reached, level[index])
     for index in range(len(graph.nodes) - 1, -1, -1):
         if early[index] and roles[index] in ("fused", "view"):
             of_users = [
@@ -185,7 +191,7 @@ def _read_outside(
     graph: JointGraph, roles: Sequence[str], slots: Sequence[tuple[int, ...]], groups: Sequence[int], sources: _Sources
 ) -> set[TensorRef]:
     """Tensors that somebody outside their group reads, through views too: they must be written."""
-    outside = {sources.root(p.gradient) for p in graph.parameters if p.gradient is not None}
+    outside = {sources.root(ref) for ref, _ in graph.stored.values()}
     for index, node in enumerate(graph.nodes):
         if roles[index] == "view":
             continue

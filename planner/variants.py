@@ -1,0 +1,131 @@
+"""The same model with different layers checkpointed: one workbench each, made when it is needed and kept."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from planner.checkpointing import Checkpoint, checkpoint_order, checkpointed, first_layers
+from planner.constraint import Constraint
+from planner.errors import InfeasibleError, InvalidConstraintError, PlannerError, SolverError
+from planner.plan import Plan
+
+if TYPE_CHECKING:
+    from planner.pipeline import Workbench
+    from planner.solving.checkpoints import Trial
+
+
+@dataclass(eq=False)
+class Variants:
+    """`base` is the workbench of the graph as traced. Not thread-safe."""
+
+    base: Workbench
+    made: dict[tuple[str, ...], Workbench] = field(default_factory=dict)
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """Layers in the order in which they are worth checkpointing."""
+        return checkpoint_order(self.base.graph)
+
+    def bench(self, layers: tuple[str, ...]) -> Workbench:
+        """Raises InputError for a layer that the model does not have."""
+        if not layers:
+            return self.base
+        if layers not in self.made:
+            self.made[layers] = self.base.like(checkpointed(self.base.graph, layers))
+        return self.made[layers]
+
+    def holding(self, key: str) -> Workbench:
+        """A workbench whose graph has this op: that of the model, else one made so far."""
+        return next((bench for bench in (self.base, *self.made.values()) if key in bench.graph.node_by_key), self.base)
+
+    def solve(
+        self, checkpoint: Checkpoint, constraints: Sequence[Constraint], *, time_limit_s: float, exact: bool | None
+    ) -> Plan:
+        """Raises as `Workbench.solve`, and InputError if the model has fewer layers than are to be checkpointed."""
+        if checkpoint.policy == "auto" and self.order:
+            return replace(_Auto(self, constraints, time_limit_s, exact).plan(), checkpoint=str(checkpoint))
+        layers = () if checkpoint.policy == "auto" else checkpoint.layers(self.base.graph)
+        plan, _ = self.bench(layers).solve_here(constraints, time_limit_s=time_limit_s, exact=exact)
+        return replace(plan, checkpoint=str(checkpoint))
+
+
+@dataclass(eq=False)
+class _Auto:
+    """One solve in which the number of checkpointed layers is open; thrown away afterwards."""
+
+    variants: Variants
+    constraints: Sequence[Constraint]
+    time_limit_s: float
+    exact: bool | None
+    plans: dict[int, Plan] = field(default_factory=dict)
+    errors: dict[int, PlannerError] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
+
+    def plan(self) -> Plan:
+        from planner.solving.checkpoints import CountSearch
+
+        search = CountSearch(len(self.variants.order), self._trial, lambda: self._seconds_left <= 0)
+        best = search.run()
+        if best is None:
+            raise self._error()
+        found = self._finished(best)
+        if len(search.tried) == 1:
+            return found
+        tried = f"{best} of {search.most} layers checkpointed, the best of {len(search.tried)} numbers of layers tried"
+        seconds = time.monotonic() - self.began
+        return replace(found, report=replace(found.report, method=f"{found.report.method}; {tried}", seconds=seconds))
+
+    @property
+    def _seconds_left(self) -> float:
+        return self.began + self.time_limit_s - time.monotonic()
+
+    def _bench(self, count: int) -> Workbench:
+        variants = self.variants
+        return variants.bench(first_layers(variants.base.graph, variants.order, count))
+
+    def _trial(self, count: int) -> Trial:
+        from planner.solving.checkpoints import Trial
+
+        try:
+            limit = max(self._seconds_left, 1.0)
+            plan, us_per_byte = self._bench(count).solve_here(self.constraints, time_limit_s=limit, exact=False)
+        except PlannerError as error:
+            if not self._may_differ(error):
+                raise
+            self.errors[count] = error
+            return Trial(math.inf, True)
+        self.plans[count] = plan
+        return Trial(plan.objective_us, us_per_byte > 0.0)
+
+    def _may_differ(self, error: PlannerError) -> bool:
+        """Whether another number of checkpointed layers can have a plan: memory, time, or a pin on a repeated op."""
+        if isinstance(error, InfeasibleError):
+            return error.shortfall_bytes is not None
+        if isinstance(error, InvalidConstraintError):
+            return any("/recompute#" in getattr(constraint, "where", "") for constraint in self.constraints)
+        return isinstance(error, SolverError)
+
+    def _finished(self, count: int) -> Plan:
+        """The plan, with the exact step if that was asked for and is needed. It takes a solver that has answered nothing yet."""
+        plan = self.plans[count]
+        if self.exact is False or plan.report.status == "optimal" or self._seconds_left <= 0:
+            return plan
+        fresh = self._bench(count).with_fresh_solver()
+        better, _ = fresh.solve_here(self.constraints, time_limit_s=self._seconds_left, exact=self.exact)
+        return better if better.objective_us <= plan.objective_us else plan
+
+    def _error(self) -> PlannerError:
+        """That of most layers checkpointed, which says so."""
+        count = max(self.errors)
+        error = self.errors[count]
+        if isinstance(error, InfeasibleError) and count:
+            return InfeasibleError(
+                f"with all {count} layers checkpointed, {error.message}", hint=error.hint, conflicts=error.conflicts,
+                shortfall_bytes=error.shortfall_bytes,
+            )  # fmt: skip
+        return error

@@ -1,0 +1,62 @@
+"""The outer loop that chooses how many layers to checkpoint: against trying every number."""
+
+import math
+from collections.abc import Callable
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.solving.checkpoints import TRY_ALL, CountSearch, Trial
+
+
+def search(most: int, value: Callable[[int], float], binds: Callable[[int], bool] = lambda count: True) -> CountSearch:
+    return CountSearch(most, lambda count: Trial(value(count), binds(count)))
+
+
+def test_no_layer_is_checkpointed_where_the_budget_does_not_bind() -> None:
+    found = search(32, lambda count: 100.0 + count, lambda count: False)
+    assert found.run() == 0 and list(found.tried) == [0]
+
+
+def test_few_layers_are_all_tried() -> None:
+    values = [9.0, 8.0, 11.0, 5.0, 7.0, 12.0, 4.0, 6.0, 13.0]
+    found = search(TRY_ALL, values.__getitem__)
+    assert found.run() == 6 and sorted(found.tried) == list(range(TRY_ALL + 1))
+
+
+def test_of_equal_numbers_the_smaller_one() -> None:
+    assert search(4, lambda count: 7.0).run() == 0
+
+
+def test_nothing_fits() -> None:
+    found = search(40, lambda count: math.inf)
+    assert found.run() is None and sorted(found.tried) == [0, 40]
+
+
+def test_time_that_runs_out_leaves_what_was_found() -> None:
+    found = search(40, lambda count: 50.0 - count)
+    found.expired = lambda: len(found.tried) >= 3
+    best = found.run()
+    assert best == 40 and len(found.tried) == 3
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    most=st.integers(TRY_ALL + 1, 80),
+    least=st.integers(0, 80),
+    repeat=st.floats(0.1, 10),
+    worth=st.lists(st.floats(0, 20), min_size=80, max_size=80),
+)
+def test_the_best_number_is_found_where_less_and_less_is_gained(most: int, least: int, repeat: float, worth: list[float]) -> None:
+    """Time falls by ever less per layer and every layer costs the same: the search must find the optimum, with few trials."""
+    gains = sorted(worth, reverse=True)
+    least = min(least, most)
+
+    def value(count: int) -> float:
+        return math.inf if count < least else 1000.0 + repeat * count - sum(gains[:count])
+
+    found = search(most, value)
+    best = found.run()
+    assert best is not None
+    assert math.isclose(value(best), min(map(value, range(most + 1))), rel_tol=1e-12)
+    assert len(found.tried) <= 2 + 3 * math.ceil(math.log2(most)) + math.ceil(math.log2(most))
