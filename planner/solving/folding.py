@@ -118,19 +118,19 @@ class Folding:
     node_from: np.ndarray
     edge_from: np.ndarray
 
-    def solve(self, cost_us: np.ndarray, effort: Effort) -> tuple[MessagePassing, Outcome] | None:
-        """The shallow problem with the whole problem's prices; None if the kept layers do not fit together."""
-        lay, cost = self.problem.layout, cost_us[self.strategies]
+    def solve(self, whole: MessagePassing, effort: Effort) -> tuple[MessagePassing, Outcome] | None:
+        """The shallow problem at the whole problem's prices; None if the kept layers do not fit together."""
+        lay, cost = self.problem.layout, whole.cost_us[self.strategies]
         alive = np.isfinite(cost)
         if make_consistent(lay, alive) >= 0:
             return None
-        passing = MessagePassing(self.problem)
+        passing = MessagePassing(self.problem, whole.nudges_us[self.strategies])
         passing.set_costs(np.where(alive, cost, np.inf))
         return passing, passing.run(effort)
 
     def start(self, whole: MessagePassing, effort: Effort) -> np.ndarray | None:
         """Solve the shallow problem at the present prices and copy its messages to the whole one. -> a plan to begin with"""
-        solved = self.solve(whole.cost_us, effort)
+        solved = self.solve(whole, effort)
         if solved is None:
             return None
         shallow, outcome = solved

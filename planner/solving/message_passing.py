@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,10 +17,14 @@ from planner.solving import kernels
 from planner.solving.consistency import make_consistent
 from planner.solving.kernels import Messages
 from planner.solving.layout import EdgeSpec, Layout, flatten
+from planner.solving.nudges import NUDGE_PART
 from planner.solving.problem import PairwiseProblem
 
 TOLERANCE = 1e-6
 """Relative gap at which a plan counts as proved."""
+
+_NOISE = 1e-13
+"""Relative difference of two values that comes from the order of summation alone."""
 
 _SETTLED_US = 1e-9
 _MEND_ORDERS = 3
@@ -90,13 +94,21 @@ class Effort:
 
 
 class MessagePassing:
-    """Messages and current prices of one problem. `cost_us` is `inf` for strategies that are ruled out at present; those
-    left must be arc consistent."""
+    """Messages and current prices of one problem.
 
-    def __init__(self, problem: PairwiseProblem) -> None:
+    Attributes:
+        cost_us: present prices, `inf` for strategies that are ruled out; those left must be arc consistent.
+        nudges_us: tiny prices on top that make equally cheap plans differ, see `nudges.py`. Outcomes are without them: values are
+            those of `cost_us`, bounds are lowered by what the nudges can add.
+    """
+
+    def __init__(self, problem: PairwiseProblem, nudges_us: np.ndarray | None = None) -> None:
         self.problem = problem
         self.layout: Layout = problem.layout
         self.cost_us = problem.unary_us.copy()
+        self.nudges_us = np.zeros(len(self.cost_us)) if nudges_us is None else nudges_us
+        self.most_nudges_us = float(np.maximum.reduceat(self.nudges_us, self.layout.first[:-1]).sum())
+        self._nudged_us = self.cost_us + self.nudges_us
         nodes, entries, edges = self.layout.num_nodes, int(self.layout.message_at[-1]), self.layout.num_edges
         self.messages = Messages(
             np.zeros(entries), np.zeros(entries), np.zeros(nodes), np.zeros(edges), np.zeros(nodes, np.int64),
@@ -107,7 +119,7 @@ class MessagePassing:
         return self.cost_us.copy(), self.messages.copy()
 
     def restore(self, saved: tuple[np.ndarray, Messages]) -> None:
-        self.cost_us[:] = saved[0]
+        self._set(saved[0])
         self.messages.restore(saved[1])
 
     def set_costs(self, cost_us: np.ndarray) -> None:
@@ -116,9 +128,13 @@ class MessagePassing:
         if not differs.any():
             return
         touched = np.logical_or.reduceat(differs, self.layout.first[:-1])
-        self.cost_us[:] = cost_us
+        self._set(cost_us)
         for stale in (self.messages.stale_forward, self.messages.stale_backward, self.messages.stale_choice):
             stale[touched] = True
+
+    def _set(self, cost_us: np.ndarray) -> None:
+        self.cost_us[:] = cost_us
+        np.add(cost_us, self.nudges_us, out=self._nudged_us)
 
     def mark_stale(self) -> None:
         """Everything is to be computed again: messages were changed from outside."""
@@ -131,6 +147,8 @@ class MessagePassing:
         `start` is a plan to begin with. `window` (bool per node) says where prices changed: messages settle there before
         each round of whole sweeps, and mending is confined to it, except now and then while the plan is far from its bound.
         """
+        if self.most_nudges_us > 0.0:  # they are taken off the bound
+            effort = replace(effort, tolerance=effort.tolerance - NUDGE_PART)
         lay, penalty = self.layout, self.penalty_us()
         everyone = np.ones(lay.num_nodes, np.bool_)
         best = np.zeros(lay.num_nodes, np.int64) if start is None else start.copy()
@@ -140,8 +158,8 @@ class MessagePassing:
         members = np.arange(lay.num_nodes) if window is None else np.flatnonzero(window)
         value = np.inf
         if start is not None:
-            kernels.mend(lay, self.cost_us, _orders(rng, members), penalty, best)
-            value = kernels.value_of(lay, self.cost_us, best)
+            kernels.mend(lay, self._nudged_us, _orders(rng, members), penalty, best)
+            value = kernels.value_of(lay, self._nudged_us, best)
         leap = _Leap(self) if window is None and effort.round_sweeps > 2 * _LEAP_SWEEPS else None
         while done < effort.max_sweeps and not effort.expired():
             if window is not None:
@@ -156,7 +174,7 @@ class MessagePassing:
             done += swept
             before = value, bound
             bound = max(bound, found_bound)
-            if found_value < value:
+            if _is_better(found_value, value):
                 best[:], value = found, found_value
             if effort.suffices(value, bound):
                 break
@@ -174,14 +192,21 @@ class MessagePassing:
                 break
         if not effort.suffices(value, bound) and not effort.expired():
             value = self._mend(best, value, penalty, _orders(rng, members))
-        return Outcome(best, value, min(bound, value), done)
+        return self._outcome(best, value, bound, done)
+
+    def _outcome(self, choice: np.ndarray, value: float, bound: float, sweeps: int) -> Outcome:
+        """Value and bound without the nudges."""
+        if self.most_nudges_us > 0.0:
+            bound -= self.most_nudges_us
+            value = kernels.value_of(self.layout, self.cost_us, choice) if value < np.inf else value
+        return Outcome(choice, value, min(bound, value), sweeps)
 
     def sweep(
         self, effort: Effort, active: np.ndarray, count: int, penalty: float, found: np.ndarray
     ) -> tuple[float, float, int]:
         """Up to `count` sweeps; the best plan of them goes into `found`. -> its value, the bound, sweeps done"""
         return kernels.sweeps(
-            self.layout, self.cost_us, self.messages, active, count, effort.tolerance, effort.eps_us, penalty, found
+            self.layout, self._nudged_us, self.messages, active, count, effort.tolerance, effort.eps_us, penalty, found
         )  # type: ignore[no-any-return]
 
     def _settle(self, window: np.ndarray, eps_us: float, count: int, gap_us: float) -> None:
@@ -189,34 +214,34 @@ class MessagePassing:
         enough = 0.3 * TOLERANCE * abs(self.bound_now())
         if gap_us < np.inf:
             enough = max(enough, _WINDOW_PART * gap_us)
-        kernels.settle(self.layout, self.cost_us, self.messages, window, count, eps_us, enough)
+        kernels.settle(self.layout, self._nudged_us, self.messages, window, count, eps_us, enough)
 
     def _mend(self, best: np.ndarray, value: float, penalty: float, orders: np.ndarray) -> float:
         """Improve `best` in place: mend it, and mend two decodings of the present messages. -> its value"""
         lay = self.layout
         backward = self.messages.choice.copy()
-        kernels.decode_backward(lay, self.cost_us, self.messages, penalty, backward)
+        kernels.decode_backward(lay, self._nudged_us, self.messages, penalty, backward)
         for candidate in (best.copy() if value < np.inf else None, self.messages.choice.copy(), backward):
             if candidate is not None:
-                kernels.mend(lay, self.cost_us, orders, penalty, candidate)
-                mended = kernels.value_of(lay, self.cost_us, candidate)
-                if mended < value:
+                kernels.mend(lay, self._nudged_us, orders, penalty, candidate)
+                mended = kernels.value_of(lay, self._nudged_us, candidate)
+                if _is_better(mended, value):
                     best[:], value = candidate, mended
         return value
 
     def reduced_costs(self) -> np.ndarray:
-        """float64, flat: how much above the bound of the last whole sweep any plan with the strategy is, at least."""
-        out = np.zeros(len(self.cost_us))
-        kernels.reduced_costs(self.layout, self.cost_us, self.messages, out)
+        """float64, flat: how much above `bound_now` any plan with the strategy is, at least."""
+        out = np.zeros(len(self._nudged_us))
+        kernels.reduced_costs(self.layout, self._nudged_us, self.messages, out)
         return out
 
     def bound_now(self) -> float:
         """The bound of the last whole sweep, to which the reduced costs belong."""
-        return float(self.messages.node_low.sum() + self.messages.edge_low.sum())
+        return float(self.messages.node_low.sum() + self.messages.edge_low.sum()) - self.most_nudges_us
 
     def penalty_us(self) -> float:
         """A price above that of any sensible plan, used only to compare plans with impossible pairs in decoding."""
-        finite = np.where(np.isfinite(self.cost_us), self.cost_us, np.inf)
+        finite = np.where(np.isfinite(self._nudged_us), self._nudged_us, np.inf)
         least = np.minimum.reduceat(finite, self.layout.first[:-1])
         tables = self.layout.table[np.isfinite(self.layout.table)]
         return 100.0 * (float(np.abs(least[np.isfinite(least)]).sum()) + float(tables.max(initial=1.0)))
@@ -253,6 +278,11 @@ class _Leap:
             self.length = max(1.0, self.length / 2.0)
         full = count if more == _LEAP_SWEEPS else swept + more
         return value, max(bound, leapt_bound), full
+
+
+def _is_better(value: float, other: float) -> bool:
+    """By more than the order of summation can make."""
+    return value < other and (np.isinf(other) or value < other - _NOISE * abs(other))
 
 
 def _orders(rng: np.random.Generator, members: np.ndarray) -> np.ndarray:

@@ -30,6 +30,7 @@ from planner.solving.folding import OUTSIDE, Places, fold
 from planner.solving.kernels import Messages
 from planner.solving.least_memory import least_memory
 from planner.solving.message_passing import TOLERANCE, Effort, MessagePassing, Outcome
+from planner.solving.nudges import nudge_prices
 from planner.solving.problem import PairwiseProblem, SharedKey, build_problem
 from planner.solving.restrictions import Restriction, legal_numbers, restrict, tightest_budget
 from planner.solving.variants import Variants
@@ -131,12 +132,12 @@ class Solver:
         self.problem: PairwiseProblem = build_problem(self.costs, ties_of(costs, demands))
         self._demands = demands
         self._variants = Variants(self)
-        self._passing = MessagePassing(self.problem)
-        self._fresh = self._passing.save()
-        self._bases: dict[tuple[Constraint, ...], _Base] = {}
-        places = Places.of(costs, self.problem)
+        places = Places.of(self.costs, self.problem)
         self._layer = places.layer
         self._folding = fold(self.problem, places)
+        self._passing = MessagePassing(self.problem, nudge_prices(self.problem, places.address))
+        self._fresh = self._passing.save()
+        self._bases: dict[tuple[Constraint, ...], _Base] = {}
 
     def warm_up(self) -> float:
         """Compile all loops. -> seconds it took"""
