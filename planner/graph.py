@@ -203,6 +203,11 @@ class ModelRequest:
     precision: str = "bf16-mixed"
     size: str = "full"
 
+    @property
+    def is_users_own(self) -> bool:
+        """`file.py:factory` or a `.pt2` file: code that runs as the user wrote it, at sizes of its own."""
+        return self.model.endswith(".pt2") or (":" in self.model and not self.model.startswith("hf:"))
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
