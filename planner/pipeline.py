@@ -56,8 +56,8 @@ class PlanRequest:
 
     @property
     def sized_model(self) -> ModelRequest:
-        """The model request with the batch filled in; a factory of the user's keeps its own default."""
-        if self.model.batch is not None or ":" in self.model.model:
+        """The model request with the batch filled in; a factory or program of the user's keeps its own default."""
+        if self.model.batch is not None or self.model.is_users_own:
             return self.model
         return replace(self.model, batch=self.mesh.num_devices)
 
@@ -416,7 +416,7 @@ def tiny_graph(graph: JointGraph) -> JointGraph | None:
     """The same model at tiny size, None if its factory has no tiny size."""
     if not graph.symbols:
         return None
-    return trace(replace(graph.request, size="tiny", batch=None, seq=None, layers=len(graph.layers) or None))
+    return trace(replace(graph.request, size="tiny", batch=None, layers=len(graph.layers) or None))
 
 
 def peak_rss_bytes() -> int:

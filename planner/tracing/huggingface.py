@@ -46,6 +46,7 @@ def factory(model: str) -> Callable[..., Any]:
     ) -> tuple[nn.Module, tuple[()], dict[str, torch.Tensor]]:
         return build(model, config, batch=batch, seq=seq, layers=layers, size=size)
 
+    make.tiny_takes_seq = True  # type: ignore[attr-defined]
     return make
 
 
@@ -277,7 +278,9 @@ def tiny_config(config: Any, seq: int) -> Any:
 
 
 def _tiny_seq(config: Any, seq: int) -> int:
-    return TINY_SEQ
+    """Recurrent layers are unrolled, over positions or chunks, so their structure depends on the length."""
+    kinds = {str(kind) for kind in getattr(config, "layer_types", None) or ()}
+    return TINY_SEQ if kinds <= {"full_attention", "sliding_attention", "chunked_attention"} else seq
 
 
 def _tiny_heads(config: Any) -> dict[str, int]:
