@@ -37,7 +37,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """Everything a plan depends on.
+    """Everything a plan depends on. `constraints` are those of the user besides pins and the memory budget.
 
     `memory_bytes` None means what the hardware profile leaves for a program. A `model.batch` of None means, for a sample model,
     one sequence per device, so that every axis could be a data axis. `checkpoint` is `auto`, `none`, `full` or `full:16`
@@ -51,6 +51,7 @@ class PlanRequest:
     optimizer: str = "adamw"
     gpus_per_node: int = 8
     pins: tuple[Pin, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
     time_limit_s: float = 60.0
     checkpoint: str = "auto"
 
@@ -115,7 +116,7 @@ def make_plan(
         chosen = clock.run("solve", lambda: bench.replay(replay))
     else:
         compile_s = bench.warm_up()
-        constraints = (*bench.default_constraints(request.memory_bytes), *request.pins)
+        constraints = (*bench.default_constraints(request.memory_bytes), *request.constraints, *request.pins)
         chosen = clock.run(
             "solve", lambda: bench.solve(constraints, time_limit_s=request.time_limit_s, checkpoint=str(checkpoint))
         )

@@ -11,11 +11,12 @@ from typing import Any
 from planner import pipeline
 from planner.commands.common import check_writable, say
 from planner.commands.describe import summary
-from planner.constraint import Pin
+from planner.constraint import Allow, Constraint, Pin, SamePlacement, parse_forbid, parse_recipe
 from planner.errors import InputError
 from planner.graph import JointGraph, ModelRequest
 from planner.mesh import Mesh
 from planner.plan import Plan
+from planner.recipes import RECIPES
 from planner.units import parse_bytes
 
 
@@ -38,7 +39,7 @@ def add(commands: Any) -> None:
         metavar="auto|none|full|full:16",
         help="layers whose forward pass runs again in backward; default: auto, as few as the budget makes worthwhile",
     )
-    command.add_argument("--pin", action="append", default=[], metavar="WHERE=PLACEMENTS")
+    add_constraints(command)
     command.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS")
     command.add_argument(
         "--from",
@@ -52,6 +53,39 @@ def add(commands: Any) -> None:
     command.add_argument("-o", "--output", type=Path, metavar="plan.json")
     command.add_argument("--stats", type=Path, metavar="stats.json")
     command.set_defaults(run=run)
+
+
+def add_constraints(command: argparse.ArgumentParser) -> None:
+    """Flags of constraints. Each may be given several times and may end in ` # a note`."""
+    command.add_argument(
+        "--pin", action="append", default=[], metavar="WHERE=PLACEMENTS", help="for example 'layers.*.attention.wq=S(0)R # why'"
+    )
+    command.add_argument("--allow", action="append", default=[], metavar="WHERE=P1|P2", help="one of these placements")
+    command.add_argument(
+        "--forbid",
+        action="append",
+        default=[],
+        metavar="KIND@AXIS or WHERE=P1|P2",
+        help="a collective on an axis ('all_to_all@dp', '*@dp'), or placements of a tensor",
+    )
+    command.add_argument("--tie", action="append", default=[], metavar="GLOB", help="the same placement for all that match")
+    command.add_argument(
+        "--recipe",
+        action="append",
+        default=[],
+        metavar="NAME[:AXES]",
+        help=f"what experts write by hand, on these mesh axes (default: all): {', '.join(RECIPES)}",
+    )
+
+
+def constraints_of(args: argparse.Namespace, mesh: Mesh) -> tuple[Constraint, ...]:
+    """All constraints of the command line except pins and memory."""
+    return (
+        *(parse_recipe(written, mesh) for written in args.recipe),
+        *(Allow.parse(written, mesh) for written in args.allow),
+        *(parse_forbid(written, mesh) for written in args.forbid),
+        *(SamePlacement.parse(written) for written in args.tie),
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -84,6 +118,7 @@ def plan_request(args: argparse.Namespace, replay: Plan | None = None) -> pipeli
         optimizer=args.optimizer or (replay.memory_policy.optimizer if replay else "adamw"),
         gpus_per_node=args.gpus_per_node or (replay.gpus_per_node if replay else 8),
         pins=tuple(Pin.parse(pin, mesh) for pin in args.pin),
+        constraints=constraints_of(args, mesh),
         time_limit_s=args.time_limit,
         checkpoint=args.checkpoint or "auto",
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from planner.constraint import Constraint
+from planner.constraint import Constraint, Facts
 from planner.cost import CostTable
 from planner.graph import TensorRef
 from planner.memory import MemoryBreakdown
@@ -45,6 +45,18 @@ def assemble(costs: CostTable, solution: Solution, constraints: Sequence[Constra
     )
     _check_sum(plan, solution.report)
     return plan
+
+
+def facts_of(costs: CostTable, solution: Solution) -> Facts:
+    """What constraints look at."""
+    costs = solution.costs or costs
+    steps = (step for r in _redistributions(costs, solution.strategy, solution.shared) for step in r.steps)
+    return Facts(
+        space=costs.space,
+        strategy=solution.strategy,
+        collectives=tuple(step.collective for step in steps if step.collective is not None),
+        peak_bytes=memory_of(costs, solution.strategy).peak_bytes,
+    )
 
 
 def _check_sum(plan: Plan, report: SolveReport) -> None:

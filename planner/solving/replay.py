@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from planner.constraint import holds
 from planner.cost import CostTable
 from planner.errors import PlanFormatError
 from planner.graph import TensorRef
 from planner.placement import Placements, text
 from planner.plan import Choice, Plan, SolveReport
-from planner.solving.assemble import memory_of, price_redistributions, uses_by_phase
+from planner.solving.assemble import facts_of, memory_of, price_redistributions, uses_by_phase
 from planner.solving.demands import costs_under
 from planner.solving.solve import Solution
 
@@ -19,7 +20,8 @@ def solution_of(plan: Plan, costs: CostTable) -> Solution:
     sizes and hardware are those it was made with.
 
     Raises:
-        PlanFormatError: a choice that is no legal strategy in this space, naming the op.
+        PlanFormatError: a choice that is no legal strategy in this space, naming the op; or a constraint of the plan that its
+            choices do not satisfy.
     """
     graph, costs = costs.space.graph, costs_under(costs, plan.constraints)
     strategy = np.array([_strategy(plan.choices[node.key], index, costs) for index, node in enumerate(graph.nodes)])
@@ -30,9 +32,20 @@ def solution_of(plan: Plan, costs: CostTable) -> Solution:
         report = plan.report
     else:
         report = SolveReport(status="feasible", objective_us=objective, bound_us=0.0, method="replayed, not proved", seconds=0.0)
-    return Solution(
-        strategy=strategy, shared=shared, report=report, used_bytes=memory_of(costs, strategy).peak_bytes, costs=costs
-    )
+    used = memory_of(costs, strategy).peak_bytes
+    found = Solution(strategy=strategy, shared=shared, report=report, used_bytes=used, costs=costs)
+    _check_constraints(plan, found, costs)
+    return found
+
+
+def _check_constraints(plan: Plan, found: Solution, costs: CostTable) -> None:
+    facts = facts_of(costs, found)
+    broken = [c.describe() for c in plan.constraints if not holds(c, facts)]
+    if broken:
+        raise PlanFormatError(
+            f"the plan does not keep its own constraints on this model and mesh: {'; '.join(broken)}",
+            hint="Sizes or the optimizer differ from those it was made for, or the file was changed; plan again.",
+        )
 
 
 def _strategy(choice: Choice, node: int, costs: CostTable) -> int:
