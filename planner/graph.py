@@ -307,6 +307,11 @@ class JointGraph:
         return path if path in self.checkpointed else None
 
     @property
+    def model_flops(self) -> float:
+        """Of one step; what checkpointing repeats is no work of the model."""
+        return sum(node.flops for node in self.nodes if self.repeated_layer(node) is None)
+
+    @property
     def num_ops(self) -> int:
         return sum(node.is_op for node in self.nodes)
 

@@ -164,6 +164,15 @@ class Plan:
     def axes_text(self, axes: tuple[int, ...]) -> str:
         return "+".join(self.mesh.axis_names[axis] for axis in axes)
 
+    @property
+    def checkpointed_text(self) -> str:
+        """`forward of 12 layers runs again in backward: layers.0 ... layers.11`; "" if no layer is checkpointed."""
+        names = self.checkpointed
+        if not names:
+            return ""
+        listed = ", ".join(names) if len(names) < 4 else f"{names[0]} ... {names[-1]}"
+        return f"forward of {len(names)} layer{'s' * (len(names) > 1)} runs again in backward: {listed}"
+
     @cached_property
     def plan_id(self) -> str:
         """Hash of the decisions only: structure, shapes, mesh, hardware, constraints, choices."""

@@ -22,6 +22,8 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "bound_us": plan.report.bound_us,
         "gap": plan.report.gap,
         "method": plan.report.method,
+        "checkpoint": plan.checkpoint,
+        "checkpointed": list(plan.checkpointed),
         "compute_us": plan.compute_us,
         "comm_us": plan.comm_us,
         "peak_bytes": plan.memory.peak_bytes,
@@ -49,6 +51,8 @@ def summary(plan: Plan) -> str:
         f"  memory {format_gib(plan.memory.peak_bytes)} per device: "
         + ", ".join(f"{name.removesuffix('_bytes')} {format_gib(value)}" for name, value in plan.memory.to_json().items()),
     ]
+    if plan.checkpointed:
+        lines.append(f"  {plan.checkpointed_text}")
     for axis, kinds in plan.comm_bytes.items():
         lines.append(f"  traffic on {axis}: " + ", ".join(f"{kind} {format_gb(size)}" for kind, size in kinds.items()))
     lines += [f"  {line}" for line in _regions(plan)]

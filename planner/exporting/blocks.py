@@ -238,6 +238,8 @@ class _Writing:
     def comment(self, node: Node) -> None:
         """The module path where it changes, as the layers have it in common."""
         module = without_layer(node.module)
+        if module and self.graph.repeated_layer(node) is not None:
+            module += ", forward again"
         if module and module != self.module:
             self.delete_dead()
             self.lines.append(f"# {module}")
@@ -265,7 +267,7 @@ def output_name(node: Node, output: int) -> str:
         return ("dq", "dk", "dv")[output]
     last = node.module.rpartition(".")[2]
     if node.op == "planner.einsum.default" and last:
-        if node.phase == FORWARD:
+        if node.phase == FORWARD or node.rematerialised:
             return last
         return f"d_{last}_weight" if "weight" in node.name else f"d_{last}"
     if node.name == "cast" and last and node.operands:
