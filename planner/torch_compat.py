@@ -109,8 +109,8 @@ def is_operator(target: Any) -> bool:
 
 
 def is_linear(target: Any) -> bool:
-    """2.13: `F.linear` is a builtin, also reachable as `torch._C._nn.linear`."""
-    return target is torch.nn.functional.linear or target is torch._C._nn.linear
+    """2.13: `F.linear` is a builtin, also reachable as `torch._C._nn.linear`; an exported program has the operator."""
+    return target in (torch.nn.functional.linear, torch._C._nn.linear, torch.ops.aten.linear.default)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,10 @@ from planner.tracing.loss import STAND_IN, WithLoss
 from planner.tracing.region import RegionReader, stated_regions
 
 LOW_PRECISION = torch.bfloat16
+_MATMULS = (
+    torch.matmul, operator.matmul, torch.bmm, torch.mm,
+    torch.ops.aten.matmul.default, torch.ops.aten.bmm.default, torch.ops.aten.mm.default,
+)  # fmt: skip
 _WIDE = (torch.float32, torch.float64, torch.float16)
 
 
@@ -140,9 +144,9 @@ def keep_products_whole(captured: fx.GraphModule) -> None:
             continue
         elif torch_compat.is_linear(node.target):
             node.target = einsum.linear
-        elif node.target in (torch.matmul, operator.matmul, torch.bmm, torch.mm):
+        elif node.target in _MATMULS:
             _replace_matmul(node)
-        elif node.target is torch.einsum and isinstance(node.args[0], str):
+        elif node.target in (torch.einsum, torch.ops.aten.einsum.default) and isinstance(node.args[0], str):
             operands = node.args[1] if isinstance(node.args[1], list | tuple) else node.args[1:]
             if einsum.equation_fits(node.args[0], len(operands)):
                 node.target, node.args = einsum.product, (node.args[0].replace(" ", ""), *operands)

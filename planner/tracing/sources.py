@@ -1,4 +1,7 @@
-"""Where models come from: samples by name, or `file.py:factory`.
+"""Where models come from: samples by name, `file.py:factory`, `program.pt2`, or `hf:config.json`.
+
+A program is what `torch.export.save` wrote (`planner.tracing.exported_program`); `hf:` is a causal language model of transformers
+(`planner.tracing.huggingface`). What follows is about factories.
 
 A factory is any function that returns `(module, args)` or `(module, args, kwargs)`; calling `module(*args, **kwargs)` gives
 the scalar loss, or a dict with a scalar `loss`; a module that returns other tensors gets a stand-in loss, see
@@ -33,7 +36,7 @@ from planner.errors import InputError, UnknownModelError
 from planner.graph import ModelRequest
 
 Factory = Callable[..., Any]
-HUGGINGFACE = "hf:"
+HUGGINGFACE, EXPORTED_PROGRAM = "hf:", ".pt2"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +90,7 @@ _SAMPLES = {
     ),
     "hybrid-tiny": _Sample(module=_HYBRID, factory="hybrid_tiny", description="the hybrid structure with small sizes, 3 layers"),
 }
-_FORM = "file.py:factory, where factory() returns (module, args) or (module, args, kwargs)"
+_FORM = "file.py:factory, where factory() returns (module, args) or (module, args, kwargs), program.pt2 or hf:config.json"
 
 
 def list_models() -> tuple[ModelInfo, ...]:
@@ -109,6 +112,10 @@ def find_factory(model: str) -> Factory:
         from planner.tracing import huggingface
 
         return huggingface.factory(model)
+    if model.endswith(EXPORTED_PROGRAM):
+        from planner.tracing import exported_program
+
+        return exported_program.factory(model)
     path, colon, name = model.rpartition(":")
     if not colon or not path.endswith(".py"):
         near = difflib.get_close_matches(model, _SAMPLES, n=1, cutoff=0.4)
@@ -127,6 +134,8 @@ def sizes_for(factory: Factory, request: ModelRequest) -> dict[str, Any]:
     """
     asked: dict[str, Any] = {"layers": request.layers}
     asked.update({"size": request.size} if request.size != "full" else {"batch": request.batch, "seq": request.seq})
+    if getattr(factory, "tiny_takes_seq", False):
+        asked["seq"] = request.seq
     asked = {name: value for name, value in asked.items() if value is not None}
     for name, value in asked.items():
         if isinstance(value, int) and value < 1:

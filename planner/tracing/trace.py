@@ -91,6 +91,8 @@ def load_model(factory: Factory, request: ModelRequest) -> LoadedModel:
     sizes = sizes_for(factory, request)
     try:
         made, recorder = _call(factory, sizes, device="meta")
+    except PlannerError:
+        raise
     except Exception:
         try:
             made, recorder = _call(factory, sizes, device="cpu")
