@@ -121,7 +121,7 @@ class Forbid:
 
 @dataclass(frozen=True, kw_only=True)
 class ForbidCollective:
-    """No collective of this kind in a group that includes this mesh axis; `*` stands for every kind or every axis."""
+    """No collective of this kind in a group that includes this mesh axis (`dp+tp`: all of these); `*` is every kind or axis."""
 
     collective: str
     axis: str
@@ -137,7 +137,7 @@ class ForbidCollective:
         """`kind` None is a local move, never forbidden."""
         if kind is None or self.collective not in (ANY, kind):
             return False
-        return self.axis == ANY or mesh.axis(self.axis) in axes
+        return self.axis == ANY or all(mesh.axis(name) in axes for name in self.axis.split("+"))
 
     def holds(self, facts: Facts) -> bool:
         return not any(self.forbids(str(c.kind), c.axes, facts.space.mesh) for c in facts.collectives)
@@ -243,7 +243,7 @@ def split_note(written: str) -> tuple[str, str]:
 
 
 def parse_forbid(written: str, mesh: Mesh) -> Forbid | ForbidCollective:
-    """`all_to_all@dp` (kind or axis may be `*`) or `WHERE=PLACEMENTS`"""
+    """`all_to_all@dp` (kind or axis may be `*`, `dp+tp` is any group with both) or `WHERE=PLACEMENTS`"""
     asked, note = split_note(written)
     collective, at, axis = (part.strip() for part in asked.partition("@"))
     if not at or "=" in asked:
@@ -254,8 +254,8 @@ def parse_forbid(written: str, mesh: Mesh) -> Forbid | ForbidCollective:
         raise InvalidConstraintError(
             f"forbid {written!r}: there is no collective {collective!r}", hint=f"Kinds are {', '.join(kinds)}, or * for all."
         )
-    if axis != ANY:
-        mesh.axis(axis)
+    for name in () if axis == ANY else axis.split("+"):
+        mesh.axis(name)
     return ForbidCollective(collective=collective, axis=axis, note=note)
 
 

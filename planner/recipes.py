@@ -103,9 +103,18 @@ class Recipe:
         return {axis: last if axis == numbers[-1] else first for axis in numbers}
 
     def unused_collectives(self, mesh: Mesh) -> tuple[tuple[str, str], ...]:
-        """(collective, axis) that the recipe does without: experts exchange tokens, they never gather them."""
-        experts = [mesh.axis_names[axis] for axis, use in self.uses(mesh).items() if use is Use.EXPERT]
-        return tuple((str(kind), axis) for axis in experts for kind in (KIND.ALL_GATHER, KIND.REDUCE_SCATTER))
+        """(collective, axes of a group) that the recipe does without, where other ways could be cheaper: experts exchange tokens
+        and never gather them, sequences are gathered and scattered and never exchanged, and gradients are scattered within the
+        FSDP group before they are reduced between groups."""
+        uses = self.uses(mesh)
+        names: dict[Use, list[str]] = {use: [mesh.axis_names[a] for a in uses if uses[a] is use] for use in Use}
+        found = [(str(kind), axis) for axis in names[Use.EXPERT] for kind in (KIND.ALL_GATHER, KIND.REDUCE_SCATTER)]
+        found += [(str(KIND.ALL_TO_ALL), axis) for axis in (*names[Use.TENSOR], *names[Use.SEQUENCE])]
+        if names[Use.DATA] and names[Use.FSDP]:
+            found += [(str(KIND.ALL_REDUCE), f"{a}+{b}") for a in names[Use.DATA] for b in names[Use.FSDP]]
+            found += [(str(KIND.ALL_GATHER), axis) for axis in names[Use.DATA]]
+            found += [(str(KIND.ALL_TO_ALL), axis) for axis in names[Use.FSDP]]
+        return tuple(found)
 
 
 def _uses_text(name: str) -> str:
@@ -202,6 +211,11 @@ class Expansion:
         return roles.vocabulary - uneven
 
     @cached_property
+    def _gradients(self) -> frozenset[TensorRef]:
+        """Of parameters: sums over samples, reduced where they are stored."""
+        return frozenset(p.gradient for p in self.space.graph.parameters if p.gradient is not None)
+
+    @cached_property
     def split_features(self) -> frozenset[int]:
         return self.roles.inner | self.vocabulary
 
@@ -221,6 +235,8 @@ class Expansion:
             one = self._mask_on(node, axis, use, may_stay_whole=False)
             if one is not None:
                 mask = one if mask is None else mask & one
+        if mask is not None and self.space.graph.nodes[node].kind == "param":
+            mask = self._in_one_group(node, mask)
         if mask is None or mask.any():
             return None if mask is None or mask.all() else mask
         if self.space.graph.nodes[node].kind == "param":
@@ -232,6 +248,13 @@ class Expansion:
             f"{self.space.graph.nodes[node].key} has no strategy that follows it on all axes", "Take fewer or smaller axes."
         )
         return None
+
+    def _in_one_group(self, node: int, mask: np.ndarray) -> np.ndarray:
+        """Where it can be, a parameter is split on one dim over all FSDP axes, so that it is gathered in one group."""
+        axes = [axis for axis, use in self.uses.items() if use is Use.FSDP]
+        codes = codes_of_ports(self.space, node)[:, 0][:, axes]
+        same = mask & (codes == codes[:, :1]).all(1)
+        return same if same.any() else mask
 
     def _mask_on(self, node: int, axis: int, use: Use, *, may_stay_whole: bool) -> np.ndarray | None:
         """On one axis: outputs and operands as the use wants them; if no row of the op does that, outputs only; else free."""
@@ -271,6 +294,8 @@ class Expansion:
             return self._stored(ref, may_stay_whole=may_stay_whole)
         samples = self._split(ref, roles.samples)
         experts = self._split(ref, roles.experts) if use is Use.EXPERT else frozenset()
+        if ref in self._gradients and ref in roles.pending and not experts:
+            return PENDING
         if samples:
             return samples | experts | ({R} if kind == "input" else frozenset())
         return experts or _ANY
