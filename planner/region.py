@@ -32,11 +32,6 @@ class RegionRow:
     outputs: Codes
 
     @property
-    def output_gradients(self) -> Codes:
-        """How the gradients of the outputs arrive: as the outputs, and whole where an output is a pending sum."""
-        return tuple(R if code == P else code for code in self.outputs)
-
-    @property
     def splits(self) -> bool:
         """Devices along the axis share the work."""
         return any(code >= S0 for code in (*self.operands, *self.outputs))
@@ -77,6 +72,7 @@ class Region:
         constants: ((position, value), ...) of the positional arguments that are no tensors.
         keywords: keyword arguments, all of them constants.
         takes_mesh: the function has a parameter `mesh` and gets the device mesh of the exported file.
+        without_gradient: numbers of the outputs that hold integers.
         flops, backward_flops: of the whole (unsharded) function, counted while it was traced; backward includes the forward run
             again.
         collectives: what the user states about communication inside; None: nothing is stated, so its time is unknown.
@@ -90,6 +86,7 @@ class Region:
     constants: tuple[tuple[int, Any], ...] = ()
     keywords: tuple[tuple[str, Any], ...] = ()
     takes_mesh: bool = False
+    without_gradient: tuple[int, ...] = ()
     flops: float = 0.0
     backward_flops: float = 0.0
     collectives: tuple[StatedCollective, ...] | None = None
@@ -127,6 +124,11 @@ class Region:
         row = self.rows[0]
         return RegionRow(operands=(R,) * len(row.operands), gradients=(R,) * len(row.gradients), outputs=(R,) * len(row.outputs))
 
+    def output_gradients(self, row: RegionRow) -> Codes:
+        """How the gradients of the outputs arrive: as the outputs, and whole where an output is a pending sum."""
+        given = [code for number, code in enumerate(row.outputs) if number not in self.without_gradient]
+        return tuple(R if code == P else code for code in given)
+
     def stated(self, *, backward: bool) -> tuple[StatedCollective, ...]:
         """Communication of the op in one phase: backward runs forward once more."""
         return tuple(c for c in self.collectives or () if backward or not c.backward)
@@ -155,6 +157,7 @@ class Region:
             axes=None if (axes := data.pop("axes")) is None else tuple(axes),
             rows=_rows(data.pop("rows")),
             elsewhere=_rows(data.pop("elsewhere")),
+            without_gradient=tuple(data.pop("without_gradient")),
             constants=tuple((position, value) for position, value in data.pop("constants")),
             keywords=tuple((name, value) for name, value in data.pop("keywords")),
             collectives=None if stated is None else tuple(StatedCollective(**{**c, "axes": tuple(c["axes"])}) for c in stated),

@@ -185,6 +185,19 @@ def _python_value(variable: Any) -> Any:
         return getattr(variable, "value", variable)
 
 
+@contextmanager
+def autograd_inside_operator() -> Iterator[None]:
+    """Let a kernel of a custom operator record and run autograd, which the dispatcher switches off there.
+
+    2.13: the dispatcher keeps what is switched off as a set of keys of the thread.
+    """
+    off = torch._C._dispatch_tls_local_exclude_set()
+    for key in ("AutogradFunctionality", "AutogradCPU", "AutogradOther", "ADInplaceOrView"):
+        off = off.remove(getattr(torch._C.DispatchKey, key))
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), off):
+        yield
+
+
 def is_placement(value: Any) -> bool:
     """Shard, Replicate or Partial of DTensor. 2.13: `torch.distributed.tensor.placement_types.Placement`."""
     from torch.distributed.tensor.placement_types import Placement

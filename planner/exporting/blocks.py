@@ -15,6 +15,7 @@ from planner.exporting.ops import Site, write_op
 from planner.exporting.symbols import Sizes
 from planner.graph import FORWARD, JointGraph, Node, TensorMeta, TensorRef, layer_of, without_layer
 from planner.placement import Placements, identifier
+from planner.region import REGION_BACKWARD
 
 LINE = 130
 _LAYER_PREFIX = re.compile(r"^.*?[A-Za-z_]\w*\.\d+\.")
@@ -265,6 +266,8 @@ def output_name(node: Node, output: int) -> str:
         return ("attention", "logsumexp")[output]
     if node.op.startswith(_ATTENTION.removesuffix(".default") + "_backward"):
         return ("dq", "dk", "dv")[output]
+    if node.op == REGION_BACKWARD:
+        return f"d_{node.name.removeprefix('region_').removesuffix('_backward')}_{node.args[3][output]}"
     last = node.module.rpartition(".")[2]
     if node.op == "planner.einsum.default" and last:
         if node.phase == FORWARD or node.rematerialised:

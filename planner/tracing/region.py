@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -58,7 +59,7 @@ def _shapes(contract: str, operands: Sequence[Tensor]) -> list[Tensor]:
 def region_backward(
     contract: str, gradients: Sequence[Tensor], operands: Sequence[Tensor], wanted: Sequence[int]
 ) -> list[Tensor]:
-    with torch.enable_grad():
+    with torch_compat.autograd_inside_operator(), torch.enable_grad():
         leaves = [x.detach().requires_grad_(number in wanted) for number, x in enumerate(operands)]
         made = [out for out in _run(contract, leaves) if out.is_floating_point()]
         found = torch.autograd.grad(
@@ -163,7 +164,10 @@ class RegionReader:
         if stated.axes is not None and len(stated.axes) != len(rows):
             raise _refusal(name, f"places tensors on {len(rows)} mesh axes, and names {len(stated.axes)}")
         elsewhere = tuple(_allowed_row(row, tensors, outputs, name) for row in facts.get("elsewhere", ()))
-        stated = replace(stated, rows=rows, elsewhere=elsewhere, flops=forward, backward_flops=backward)
+        whole = tuple(number for number, out in enumerate(outputs) if not out.is_floating_point())
+        stated = replace(
+            stated, rows=rows, elsewhere=elsewhere, without_gradient=whole, flops=forward, backward_flops=backward
+        )  # fmt: skip
         return torch.ops.planner.region.default, stated.dumps(), not isinstance(made, tuple | list)
 
     @staticmethod
@@ -196,14 +200,14 @@ class RegionReader:
         versions = [x._version for x in leaves]
         try:
             with mode, torch.enable_grad(), _NoRandomNumbers(name):
-                with FlopCounterMode(display=False) as forward:
+                with FlopCounterMode(display=False, custom_mapping=_FLOPS) as forward:
                     made = call(stated, leaves)
                 outputs = list(made) if isinstance(made, tuple | list) else [made]
                 if not outputs or not all(isinstance(out, Tensor) for out in outputs):
                     raise _refusal(name, "returns something else than a tensor or a flat tuple of tensors")
                 trained = [out for out in outputs if out.is_floating_point() and out.requires_grad]
                 inputs = [leaf for leaf in leaves if leaf.requires_grad]
-                with FlopCounterMode(display=False) as backward:
+                with FlopCounterMode(display=False, custom_mapping=_FLOPS) as backward:
                     if trained and inputs:
                         torch.autograd.grad(trained, inputs, [torch.ones_like(out) for out in trained], allow_unused=True)
         except TraceError:
@@ -247,6 +251,25 @@ class RegionReader:
             )
             for axis in range(len(every[0]))
         )  # fmt: skip
+
+
+def _attention_flops(q: Sequence[int], k: Sequence[int], v: Sequence[int], *rest: Any, **kwargs: Any) -> float:
+    """Shapes of q, k, v, then dropout and whether it is causal: half the square counts."""
+    causal = rest[1] if len(rest) > 1 else kwargs.get("is_causal", False)
+    return 4.0 * math.prod(q) * k[-2] * (0.5 if causal else 1.0)
+
+
+def _attention_backward_flops(
+    grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dropout: float, causal: bool, **kwargs: Any
+) -> float:
+    return 2.5 * _attention_flops(q, k, v, dropout, causal)
+
+
+_FLOPS = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+}
+"""What torch's counter does not know: attention as the CPU runs it."""
 
 
 def _leaf(x: Tensor, mode: Any) -> Tensor:

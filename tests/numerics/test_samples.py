@@ -15,7 +15,13 @@ from tests.numerics.exported import Model, any_plan, optimum
 from tests.planner.tracing.common import largest_error
 
 SMALL = tuple(model.name for model in models() if model.name.endswith("-tiny"))
+EXPERTS = ("moe-region-tiny", "moe-16b-region")
+"""Samples with a region that needs a mesh axis `ep`."""
 LARGE = tuple(model.name for model in models() if not model.name.endswith("-tiny"))
+
+
+def mesh_for(name: str) -> str:
+    return "dp=2,ep=2" if name in EXPERTS else "dp=2,tp=2"
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -28,14 +34,14 @@ def test_every_sample_traces_at_both_sizes_and_every_op_has_a_rule(name: str) ->
     full = trace(ModelRequest(model=name, layers=1, batch=4))
     small = tiny_graph(full)
     assert small is not None and small.structure_fingerprint == full.structure_fingerprint
-    assert enumerate_strategies(full, Mesh.parse("dp=2,tp=2")).replicated_for_lack_of_a_rule == ()
+    assert enumerate_strategies(full, Mesh.parse(mesh_for(name))).replicated_for_lack_of_a_rule == ()
     assert all(parameter.init.kind != "unknown" for parameter in full.parameters)
 
 
 @pytest.mark.parametrize("name", [name for name in SMALL if name != "llama3-tiny"])
 def test_the_optimum_equals_the_module(name: str) -> None:
     model = Model.sample(name)
-    _verified(model, model.bench("dp=2,tp=2"))
+    _verified(model, model.bench(mesh_for(name)))
 
 
 @pytest.mark.slow
@@ -43,7 +49,7 @@ def test_the_optimum_equals_the_module(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in SMALL if name != "llama3-tiny"])
 def test_optimum_and_random_plans_on_other_meshes(name: str, mesh: str) -> None:
     model = Model.sample(name)
-    bench = model.bench(mesh)
+    bench = model.bench(mesh.replace("cp", "ep"))
     _verified(model, bench)
     assert export_verified(any_plan(bench, 3), model.full, model.tiny).report["passed"]
 

@@ -17,6 +17,7 @@ import torch
 from planner.graph import DtypeRef, OperandRef
 from planner.mesh import Mesh
 from planner.placement import P_MAX, S0, P, R
+from planner.region import REGION, REGION_BACKWARD
 from planner.torch_compat import operator_by_name
 
 F64 = torch.float64
@@ -135,6 +136,8 @@ def run_local(op: str, args: list[Any], kwargs: dict[str, Any], out: Codes, oper
         pieces = device.shard(operands[2], 0)[1]
         args[9] //= pieces if args[9] > 1 else 1
         args[3] = [args[3][0] // pieces] if args[3] else args[3]
+    if op in (REGION, REGION_BACKWARD):
+        return operator_by_name(op)(*args, **kwargs)
     if op == "planner.einsum.default":
         return torch.einsum(*args)
     if op == "planner.expert_product.default":

@@ -28,8 +28,8 @@ def row_of(signature: OpSignature, row: RegionRow) -> Row:
     integer outputs have no gradient."""
     if signature.op == REGION:
         return (*row.outputs, *row.operands)
-    wanted, given = signature.args[3], len(signature.args[1])
-    return (*(row.gradients[number] for number in wanted), *row.output_gradients[:given], *row.operands)
+    arriving = contract(signature).output_gradients(row)
+    return (*(row.gradients[number] for number in signature.args[3]), *arriving, *row.operands)
 
 
 def rows_of_axes(signature: OpSignature, mesh: Mesh) -> list[list[Row]]:
