@@ -160,18 +160,24 @@ class MessagePassing:
         if start is not None:
             kernels.mend(lay, self._nudged_us, _orders(rng, members), penalty, best)
             value = kernels.value_of(lay, self._nudged_us, best)
-        leap = _Leap(self) if window is None and effort.round_sweeps > 2 * _LEAP_SWEEPS else None
+        leap = _Leap(self)
         while done < effort.max_sweeps and not effort.expired():
+            count, leapt = min(effort.round_sweeps, effort.max_sweeps - done), 0
             if window is not None:
+                active = everyone if done >= effort.local_sweeps else window
+                before_leap = leap.mark() if done > effort.local_sweeps else None
                 sweeps = _WINDOW_SWEEPS[min(rounds, len(_WINDOW_SWEEPS) - 1)]
                 self._settle(window, effort.eps_us, sweeps, value - bound)
-            active = everyone if window is None or done >= effort.local_sweeps else window
-            count = min(effort.round_sweeps, effort.max_sweeps - done)
-            if leap is not None and rounds > 0 and count > 2 * _LEAP_SWEEPS:
+                found_value, found_bound, swept = self.sweep(effort, active, count, penalty, found)
+                if before_leap is not None and swept == count and not effort.suffices(found_value, found_bound):
+                    found_value, found_bound, leapt = leap.jump(
+                        effort, before_leap, 1, penalty, (found, found_value, found_bound)
+                    )
+            elif rounds > 0 and count > 2 * _LEAP_SWEEPS:
                 found_value, found_bound, swept = leap.round(effort, count, penalty, found)
             else:
-                found_value, found_bound, swept = self.sweep(effort, active, count, penalty, found)
-            done += swept
+                found_value, found_bound, swept = self.sweep(effort, everyone, count, penalty, found)
+            done += swept + leapt
             before = value, bound
             bound = max(bound, found_bound)
             if _is_better(found_value, value):
@@ -258,17 +264,35 @@ class _Leap:
 
     def round(self, effort: Effort, count: int, penalty: float, found: np.ndarray) -> tuple[float, float, int]:
         """As `MessagePassing.sweep`."""
-        passing, messages = self.passing, self.passing.messages
-        before = messages.forward.copy(), messages.backward.copy()
-        value, bound, swept = passing.sweep(effort, self.everyone, count - _LEAP_SWEEPS, penalty, found)
+        before = self.mark()
+        value, bound, swept = self.passing.sweep(effort, self.everyone, count - _LEAP_SWEEPS, penalty, found)
         if swept < count - _LEAP_SWEEPS or effort.suffices(value, bound):
             return value, bound, swept
+        value, bound, more = self.jump(effort, before, _LEAP_SWEEPS, penalty, (found, value, bound))
+        return value, bound, count if more == _LEAP_SWEEPS else swept + more
+
+    def mark(self) -> tuple[np.ndarray, np.ndarray]:
+        """Messages as they are now: where the next jump is measured from."""
+        return self.passing.messages.forward.copy(), self.passing.messages.backward.copy()
+
+    def jump(
+        self,
+        effort: Effort,
+        before: tuple[np.ndarray, np.ndarray],
+        count: int,
+        penalty: float,
+        so_far: tuple[np.ndarray, float, float],
+    ) -> tuple[float, float, int]:
+        """Move on from `before` through the present messages, then up to `count` sweeps. `so_far` is the plan found (changed in
+        place), its value and the bound. -> value, bound, sweeps done"""
+        passing, messages = self.passing, self.passing.messages
+        found, value, bound = so_far
         here, saved = passing.bound_now(), messages.copy()
         messages.forward[:] += self.length * (messages.forward - before[0])
         messages.backward[:] += self.length * (messages.backward - before[1])
         passing.mark_stale()
         other = np.zeros_like(found)
-        leapt_value, leapt_bound, more = passing.sweep(effort, self.everyone, _LEAP_SWEEPS, penalty, other)
+        leapt_value, leapt_bound, swept = passing.sweep(effort, self.everyone, count, penalty, other)
         if leapt_value < value:
             found[:], value = other, leapt_value
         if passing.bound_now() > here:
@@ -276,8 +300,7 @@ class _Leap:
         else:
             messages.restore(saved)
             self.length = max(1.0, self.length / 2.0)
-        full = count if more == _LEAP_SWEEPS else swept + more
-        return value, max(bound, leapt_bound), full
+        return value, max(bound, leapt_bound), swept
 
 
 def _is_better(value: float, other: float) -> bool:

@@ -251,7 +251,7 @@ class Solver:
     # ---- with pins ------------------------------------------------------------------------------------------------
     def _pinned(self, base: _Base, alive: np.ndarray, run: _Run) -> tuple[BudgetOutcome, str]:
         self._passing.restore(base.state)
-        effort = run.effort(max_sweeps=40, patience=6, round_sweeps=1, mend_every=2, eps_us=1e-6)
+        effort = run.effort(max_sweeps=32, patience=6, round_sweeps=1, mend_every=2, eps_us=1e-5)
         cost = np.where(alive, self.problem.unary_us, np.inf)
         window = self._window(run.restrictions)
         start = _Start(
