@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.cost import CostTable
 from planner.graph import TensorRef
+from planner.redistribution import Routes
 
 
 @dataclass(frozen=True)
@@ -21,13 +22,26 @@ class BestPlan:
     used_bytes: float
 
 
+Forbidden = tuple[str, str]
+"""(collective, axes of a group joined by +), `*` for every kind or every axis."""
+
+
 def brute_force(
-    costs: CostTable, *, pins: Mapping[TensorRef, int] | None = None, budget_bytes: float = np.inf, minimise_bytes: bool = False
+    costs: CostTable,
+    *,
+    pins: Mapping[TensorRef, int] | None = None,
+    accept: Callable[[tuple[int, ...]], bool] = lambda choice: True,
+    forbidden: Sequence[Forbidden] = (),
+    budget_bytes: float = np.inf,
+    minimise_bytes: bool = False,
 ) -> BestPlan:
     """Every combination of strategies; given those, the best shared placement of each (tensor, phase) by itself.
 
-    `pins`: output placement numbers demanded. With `minimise_bytes` the objective is memory instead of time.
+    `pins`: output placement numbers demanded. `accept` says of a choice (strategy number per node) whether it may be taken;
+    `forbidden` collectives are not used. With `minimise_bytes` the objective is memory instead of time.
     """
+    if forbidden:
+        costs = _without(costs, forbidden)
     space = costs.space
     uses = _uses(costs)
     allowed = [
@@ -42,7 +56,7 @@ def brute_force(
     memo: dict[tuple[object, ...], float] = {}
     for choice in itertools.product(*allowed):
         used = sum(float(terms.total[choice[i]]) for i, terms in costs.memory.terms.items())
-        if used > budget_bytes:
+        if used > budget_bytes or not accept(choice):
             continue
         total = sum(float(costs.compute_us[i][s]) for i, s in enumerate(choice))
         for (ref, phase), readers in uses.items():
@@ -57,6 +71,32 @@ def brute_force(
         if (used if minimise_bytes else total) < (best.used_bytes if minimise_bytes else best.value_us):
             best = BestPlan(total, choice, used)
     return best
+
+
+def _without(costs: CostTable, forbidden: Sequence[Forbidden]) -> CostTable:
+    """The same prices where placement changes are the shortest paths over the moves that are left (Floyd and Warshall)."""
+
+    def shortest(routes: Routes) -> Routes:
+        table = np.full_like(routes.table_us, np.inf)
+        np.fill_diagonal(table, 0.0)
+        for group, us in zip(routes.groups, routes.move_us, strict=True):
+            if group.kind is None or not any(_is_forbidden(f, str(group.kind), group.axes, costs) for f in forbidden):
+                for source, target, price in zip(group.source, group.target, us, strict=True):
+                    table[source, target] = min(table[source, target], price)
+        for via in range(len(table)):
+            table = np.minimum(table, table[:, via, None] + table[None, via, :])
+        return replace(routes, table_us=table)
+
+    return replace(
+        costs,
+        routes=tuple(shortest(routes) for routes in costs.routes),
+        routes_without_reduction={lattice: shortest(r) for lattice, r in costs.routes_without_reduction.items()},
+    )
+
+
+def _is_forbidden(forbidden: Forbidden, kind: str, axes: tuple[int, ...], costs: CostTable) -> bool:
+    names = {costs.space.mesh.axis_names[axis] for axis in axes}
+    return forbidden[0] in ("*", kind) and (forbidden[1] == "*" or set(forbidden[1].split("+")) <= names)
 
 
 def _uses(costs: CostTable) -> dict[tuple[TensorRef, str], list[tuple[int, int]]]:
