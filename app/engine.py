@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from planner import BoundaryPlacement, JointGraph, Mesh, ModelRequest, Pin, Plan, PlannerError, Workbench, export, trace
+from planner import BoundaryPlacement, JointGraph, Mesh, ModelRequest, Pin, Plan, PlannerError, Workbench, export
+from planner.loading import trace_apart
 
 PLANNER_ENGINE = "app.engine:PlannerEngine"
 WARM_UP_S = 60.0
@@ -24,12 +25,16 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class OpenSpec:
-    """What a worker holds open: a model on a mesh and hardware. `graph_path` saves the trace; the graph is the same without."""
+    """What a worker holds open: a model on a mesh and hardware. `graph_path` saves the trace; the graph is the same without.
+
+    `checkpoint` is how layers are chosen that run forward again in backward: `auto`, `none`, `full` or `full:16`.
+    """
 
     request: ModelRequest
     mesh: Mesh
     hardware: str
     optimizer: str = "adamw"
+    checkpoint: str = "auto"
     graph_path: Path | None = field(default=None, compare=False)
 
 
@@ -42,11 +47,12 @@ class PlannerEngine:
             graph = JointGraph.load(spec.graph_path)
         else:
             progress("trace")
-            graph = trace(spec.request)
+            graph = trace_apart(spec.request)
         progress("strategies and prices")
         self.bench = Workbench.build(graph, spec.mesh, spec.hardware, optimizer=spec.optimizer)
         progress("compile")
         self.bench.warm_up()
+        self.checkpoint = spec.checkpoint
 
     def ready(self, progress: Progress, memory_bytes: int | None) -> None:
         """Solve once without pins: every later solve starts from there."""
@@ -59,15 +65,23 @@ class PlannerEngine:
         return self.bench.legal(key, output)
 
     def solve(
-        self, progress: Progress, pins: tuple[Pin, ...], memory_bytes: int | None, time_limit_s: float, exact: bool | None
+        self,
+        progress: Progress,
+        pins: tuple[Pin, ...],
+        memory_bytes: int | None,
+        time_limit_s: float,
+        exact: bool | None,
+        layers: tuple[str, ...] | None = None,
     ) -> Plan:
         """`exact` False answers at once with a gap; None may go on to prove it. A pin on an input or output replaces the
-        model's own boundary for that tensor."""
+        model's own boundary for that tensor. `layers`: checkpoint just these, instead of choosing."""
         progress("solve")
         pinned = {pin.where for pin in pins}
         defaults = self.bench.default_constraints(memory_bytes)
         kept = tuple(c for c in defaults if not (isinstance(c, BoundaryPlacement) and c.where in pinned))
-        return self.bench.solve((*kept, *pins), time_limit_s=time_limit_s, exact=exact)
+        how = self.checkpoint if layers is None else layers
+        plan = self.bench.solve((*kept, *pins), time_limit_s=time_limit_s, exact=exact, checkpoint=how)
+        return replace(plan, checkpoint=self.checkpoint)
 
     def export(self, progress: Progress, plan: Plan) -> Any:
         return export(plan, self.bench.graph, verify=True, progress=progress)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from planner.commands import diff, export, models, plan, show
 from planner.errors import InfeasibleError, PlannerError
 
-BAD_INPUT = 2
+BAD_INPUT, STOPPED = 2, 130
 COMMANDS = (models, plan, show, diff, export)
 
 
@@ -26,6 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BAD_INPUT
     except BrokenPipeError:
         return 0
+    except KeyboardInterrupt:
+        print("stopped; files are written whole or not at all", file=sys.stderr)
+        return STOPPED
     return code
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Progress = Callable[[str], None]
 """Called with the name of each stage as it begins: `trace`, `enumerate`, `estimate`, `solve`, `verify`."""
+Tracer = Callable[[ModelRequest], JointGraph]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +96,12 @@ def make_plan(
     graph: JointGraph | None = None,
     replay: Plan | None = None,
     progress: Progress = lambda stage: None,
+    tracer: Tracer | None = None,
 ) -> Planned:
     """Model, mesh, hardware, constraints -> a plan.
 
     A graph traced before saves the trace; a plan to `replay` gives all decisions, so that nothing is solved: it is checked
-    against the model and priced anew.
+    against the model and priced anew. `tracer` is `trace` unless said otherwise (see `planner.loading`).
 
     Raises:
         PlannerError: see planner/errors.py; every subclass says what to try.
@@ -107,7 +109,7 @@ def make_plan(
     check_batch(request)
     checkpoint = Checkpoint.parse(request.checkpoint)
     clock = _Clock(progress)
-    found = graph or clock.run("trace", lambda: trace(request.sized_model))
+    found = graph or clock.run("trace", lambda: (tracer or trace)(request.sized_model))
     bench = Workbench.build(
         found, request.mesh, request.hardware, optimizer=request.optimizer, gpus_per_node=request.gpus_per_node, clock=clock
     )
@@ -258,17 +260,20 @@ class Workbench:
         *,
         time_limit_s: float = 60.0,
         exact: bool | None = None,
-        checkpoint: str = "none",
+        checkpoint: str | tuple[str, ...] = "none",
     ) -> Plan:
         """The best plan under the constraints. `exact` False answers at once with the gap it has; None goes on to the integer
         program if what is left open is small; True whatever its size. Bound and status speak of the layers that the plan
-        checkpoints; with `checkpoint` `auto` the method says how many other numbers of layers were tried.
+        checkpoints; with `checkpoint` `auto` the method says how many other numbers of layers were tried. `checkpoint` can also
+        be the layers themselves.
 
         Raises:
             InvalidConstraintError: a pin that matches nothing or has no legal strategy.
             InfeasibleError: constraints that cannot hold together, or a budget that is too small.
             InputError: more layers to checkpoint than the model has.
         """
+        if isinstance(checkpoint, tuple):
+            return self.variants.bench(checkpoint).solve_here(constraints, time_limit_s=time_limit_s, exact=exact)[0]
         return self.variants.solve(Checkpoint.parse(checkpoint), constraints, time_limit_s=time_limit_s, exact=exact)
 
     def solve_here(self, constraints: Sequence[Constraint], *, time_limit_s: float, exact: bool | None) -> tuple[Plan, float]:
@@ -393,6 +398,7 @@ def export(
     verify: bool = True,
     embed_plan: bool = False,
     progress: Progress = lambda stage: None,
+    tracer: Tracer | None = None,
 ) -> Export:
     """The plan as one PyTorch file, verified against the user's module before it is handed out.
 
@@ -406,18 +412,18 @@ def export(
 
     progress("trace")
     if graph is None:
-        graph = trace(plan.request)
+        graph = (tracer or trace)(plan.request)
     check_same_model(plan, graph)
-    tiny = tiny_graph(graph)
+    tiny = tiny_graph(graph, tracer)
     graph, tiny = planned_graph(plan, graph), None if tiny is None else planned_graph(plan, tiny)
     return export_verified(plan, graph, tiny, verify=verify, embed_plan=embed_plan, progress=progress)
 
 
-def tiny_graph(graph: JointGraph) -> JointGraph | None:
+def tiny_graph(graph: JointGraph, tracer: Tracer | None = None) -> JointGraph | None:
     """The same model at tiny size, None if its factory has no tiny size."""
     if not graph.symbols:
         return None
-    return trace(replace(graph.request, size="tiny", batch=None, layers=len(graph.layers) or None))
+    return (tracer or trace)(replace(graph.request, size="tiny", batch=None, layers=len(graph.layers) or None))
 
 
 def peak_rss_bytes() -> int:

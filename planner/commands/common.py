@@ -1,11 +1,15 @@
-"""What several commands share: progress lines on stderr, and a look at output folders before long work begins."""
+"""What several commands share: progress lines on stderr, output files that are whole or not there, loading models apart."""
 
 from __future__ import annotations
 
+import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
+from planner import loading
 from planner.errors import InputError
+from planner.pipeline import Tracer
 
 
 def say(stage: str) -> None:
@@ -15,3 +19,26 @@ def say(stage: str) -> None:
 def check_writable(path: Path | None) -> None:
     if path is not None and not path.resolve().parent.is_dir():
         raise InputError(f"there is no folder {path.resolve().parent} to write {path.name} in", hint="Make the folder first.")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all: an old file keeps its bytes if anything fails."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+def add_load_limit(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--load-limit",
+        type=float,
+        default=loading.LIMIT_S,
+        metavar="SECONDS",
+        help="longest time to load and trace a model that is not a sample; it runs in a process of its own",
+    )
+
+
+def tracer(args: argparse.Namespace) -> Tracer:
+    if not args.load_limit > 0:
+        raise InputError(f"--load-limit {args.load_limit:g} is not a time", hint="Give a number of seconds over 0.")
+    return partial(loading.trace_apart, limit_s=args.load_limit)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import pipeline
-from planner.commands.common import check_writable, say
+from planner.commands.common import add_load_limit, check_writable, say, tracer, write_text
 from planner.exporting.report import report_lines
 from planner.exporting.slurm import slurm_script
 from planner.graph import JointGraph
@@ -24,6 +24,7 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--embed-plan", action="store_true", help="store the plan inside the file too (train.py --print-plan)")
     command.add_argument("--slurm", action="store_true", help="write train.sbatch for a Slurm cluster too")
+    add_load_limit(command)
     command.set_defaults(run=run)
 
 
@@ -31,13 +32,13 @@ def run(args: argparse.Namespace) -> int:
     check_writable(args.output)
     plan = Plan.load(args.plan)
     graph = JointGraph.load(args.graph) if args.graph else None
-    found = pipeline.export(plan, graph, verify=not args.no_verify, embed_plan=args.embed_plan, progress=say)
+    found = pipeline.export(plan, graph, verify=not args.no_verify, embed_plan=args.embed_plan, progress=say, tracer=tracer(args))
     sidecar = args.output.with_name(args.output.stem + ".plan.json")
-    args.output.write_text(found.script)
+    write_text(args.output, found.script)
     plan.save(sidecar)
     if args.slurm:
         batch_file = args.output.with_suffix(".sbatch")
-        batch_file.write_text(slurm_script(plan, args.output.name))
+        write_text(batch_file, slurm_script(plan, args.output.name))
         print(f"wrote {batch_file}")
     print(f"wrote {args.output} ({len(found.script.splitlines())} lines) and {sidecar}")
     for line in report_lines(found.report):

@@ -22,5 +22,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         for model in found:
             print(f"{model.name:14s} {model.description}")
-        print("Any other model: path/to/file.py:factory")
+        print(
+            "Any other model: path/to/file.py:factory, program.pt2 (torch.export.save), hf:path/to/config.json or hf:ARCHITECTURE"
+        )
     return 0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import pipeline
-from planner.commands.common import check_writable, say
+from planner.commands.common import add_load_limit, check_writable, say, tracer, write_text
 from planner.commands.describe import summary
 from planner.constraint import Allow, Constraint, Pin, SamePlacement, parse_forbid, parse_recipe
 from planner.errors import InputError
@@ -22,14 +22,16 @@ from planner.units import parse_bytes
 
 def add(commands: Any) -> None:
     command = commands.add_parser("plan", help="choose a placement for every tensor")
-    command.add_argument("model", nargs="?", help="a sample name (see `models`) or path/to/file.py:factory")
+    command.add_argument(
+        "model", nargs="?", help="a sample name (see `models`), path/to/file.py:factory, program.pt2, hf:path/to/config.json"
+    )
     command.add_argument("--mesh", metavar="dp=8,tp=8", help="axis=size, outermost first")
     command.add_argument("--hardware", help="default: h100_sxm")
     command.add_argument("--batch", type=int, help="global sequences per micro-step (default: one per device)")
     command.add_argument("--seq", type=int)
     command.add_argument("--layers", type=int)
     command.add_argument(
-        "--precision", choices=("bf16-mixed", "as-traced"), help="default: bf16-mixed for samples, as-traced otherwise"
+        "--precision", choices=("bf16-mixed", "as-traced"), help="default: bf16-mixed for samples and hf:, as-traced otherwise"
     )
     command.add_argument("--optimizer", help="default: adamw")
     command.add_argument("--gpus-per-node", type=int, help="default: 8")
@@ -48,6 +50,7 @@ def add(commands: Any) -> None:
         metavar="plan.json",
         help="take all decisions, and what is not given here, from a plan: no solver",
     )
+    add_load_limit(command)
     command.add_argument("--graph", type=Path, help="a saved graph instead of tracing")
     command.add_argument("--save-graph", type=Path, metavar="graph.json.gz")
     command.add_argument("-o", "--output", type=Path, metavar="plan.json")
@@ -94,13 +97,13 @@ def run(args: argparse.Namespace) -> int:
     for path in (args.output, args.stats, args.save_graph):
         check_writable(path)
     graph = JointGraph.load(args.graph) if args.graph else None
-    found = pipeline.make_plan(request, graph=graph, replay=replay, progress=say)
+    found = pipeline.make_plan(request, graph=graph, replay=replay, progress=say, tracer=tracer(args))
     if args.save_graph:
         found.graph.save(args.save_graph)
     if args.output:
         found.plan.save(args.output)
     if args.stats:
-        args.stats.write_text(json.dumps(found.stats.to_json(), indent=1) + "\n")
+        write_text(args.stats, json.dumps(found.stats.to_json(), indent=1) + "\n")
     print(summary(found.plan))
     return 0
 
@@ -128,5 +131,5 @@ def _model_request(args: argparse.Namespace, replay: Plan | None) -> ModelReques
     asked = {"batch": args.batch, "seq": args.seq, "layers": args.layers, "precision": args.precision}
     if replay is not None and args.model in (None, replay.request.model):
         return replace(replay.request, **{name: value for name, value in asked.items() if value is not None})
-    asked["precision"] = args.precision or ("as-traced" if ".py" in args.model else "bf16-mixed")
+    asked["precision"] = args.precision or ("as-traced" if ModelRequest(model=args.model).is_users_own else "bf16-mixed")
     return ModelRequest(model=args.model, **asked)

@@ -231,7 +231,7 @@ def _einsum(site: Site) -> str:
 @lowering("planner.expert_product.default")
 def _expert_product(site: Site) -> str:
     axes = site.axes(site.operand(1), 0)
-    return f"expert_product({', '.join([*site.args, *([str(axes)] if axes else [])])})"
+    return f"product_by_expert({', '.join([*site.args, *([str(axes)] if axes else [])])})"
 
 
 @lowering("planner.expert_weight_grad.default")
@@ -241,7 +241,7 @@ def _expert_weight_grad(site: Site) -> str:
     assert full is not None and tiny is not None
     axes = site.axes(site.out, 0)
     count = site.sizes.local(full.shape[0], tiny.shape[0], site.out, 0)
-    return f"expert_weight_grad({', '.join([a, b, index, count, *([str(axes)] if axes else [])])})"
+    return f"weight_grad_by_expert({', '.join([a, b, index, count, *([str(axes)] if axes else [])])})"
 
 
 @lowering("aten._to_copy.default")
