@@ -35,6 +35,18 @@ def dispatch_mode_class() -> type:
     return TorchDispatchMode
 
 
+def is_fake(tensor: torch.Tensor) -> bool:
+    """2.13: `torch._subclasses.FakeTensor`."""
+    from torch._subclasses import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
+
+
+def raw_bytes(tensor: torch.Tensor) -> bytes:
+    """The bytes of a contiguous CPU tensor of any dtype. 2.13: public; numpy knows no bfloat16, so they are read as bytes."""
+    return tensor.flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
 def capture(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> fx.GraphModule:
     """Forward of `module` as one graph of torch calls that keeps module paths, source lines and parameter names.
 
@@ -248,7 +260,7 @@ def placeholder_role(node: fx.Node) -> tuple[str, Any]:
 
 
 def joint_outputs(graph: fx.Graph) -> Iterator[tuple[str, Any, fx.Node | None]]:
-    """What a joint graph returns: ("output", position), ("gradient", parameter), ("mutation", what is written), with the node.
+    """What a joint graph returns: ("output", position), ("gradient", parameter), ("mutation", (kind, name)), with the node.
 
     Gradients of inputs are left out. 2.13: mutated buffers come first and shift the position of the loss.
     """
@@ -262,7 +274,10 @@ def joint_outputs(graph: fx.Graph) -> Iterator[tuple[str, Any, fx.Node | None]]:
             if isinstance(description.grad_of, descriptors.ParamAOTInput):
                 yield "gradient", description.grad_of.target, node
         elif isinstance(description, descriptors.InputMutationAOTOutput):
-            yield "mutation", getattr(description.mutated_input, "target", "an input"), node
+            target = description.mutated_input
+            is_buffer, is_parameter = (isinstance(target, t) for t in (descriptors.BufferAOTInput, descriptors.ParamAOTInput))
+            kind = "buffer" if is_buffer else "parameter" if is_parameter else "input"
+            yield "mutation", (kind, getattr(target, "target", "")), node
         else:
             yield "other", repr(description), node
 

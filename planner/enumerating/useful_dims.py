@@ -66,10 +66,9 @@ def useful_dims(
                 colours.join(other, dims[0])
             if node.op in ANCHOR_OPS:
                 anchors += dims
-    for parameter in graph.parameters:
-        if parameter.gradient is not None:
-            for dim in range(len(graph.meta(parameter.gradient).shape)):
-                colours.join((*parameter.gradient, dim), (parameter.node, 0, dim))
+    for leaf, (ref, _) in graph.stored.items():
+        for dim in range(len(graph.meta(ref).shape)):
+            colours.join((*ref, dim), (leaf, 0, dim))
     kept = {colours.find(anchor) for anchor in anchors}
     return {
         TensorRef(index, output): tuple(

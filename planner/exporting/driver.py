@@ -58,6 +58,16 @@ class Driver:
         store, index, position = self.where[self.program.loss]
         return f"{store}[{index}][{position}]"
 
+    def update_lines(self) -> list[str]:
+        """Take the new value of each written buffer: `buffers["norm.mean"] = f[-1][0]`."""
+        found = []
+        for block in self.program.blocks:
+            for leaf, value in block.updates:
+                store, index, position = self.where[value]
+                name = self.graph.buffer_of_node[leaf].name
+                found.append(f'{INDENT}buffers["{name}"] = {store}[{index}][{position}]')
+        return found
+
     def lines(self, phase: str) -> list[str]:
         blocks = [block for block in self.program.blocks if block.key.phase == phase]
         return [INDENT + line for run in self._runs(blocks) for line in self._run_lines(run)]
@@ -71,13 +81,15 @@ class Driver:
             if node.kind == "input":
                 position = [item.node for item in self.graph.inputs].index(value.ref.node)
                 return Spelling(f"inputs[{position}]", f"inputs[{position}]")
-            return self._by_name("p", self._parameter_name(value.ref), key)
+            return self._by_name("p", self._stored_name(value.ref), key)
         if value.moved is None and value in self.saved and key.phase == BACKWARD:
             index, position = self.saved[value]
             return self._at("saved", index, position, key)
         return self._at(*self.where[value], key)
 
-    def _parameter_name(self, ref: TensorRef) -> str:
+    def _stored_name(self, ref: TensorRef) -> str:
+        if ref.node in self.graph.buffer_of_node:
+            return self.graph.buffer_of_node[ref.node].name
         return self.graph.parameter_of_node[ref.node].name
 
     def _by_name(self, table: str, name: str, key: BlockKey) -> Spelling:
@@ -163,6 +175,9 @@ class Driver:
                     store, index, _ = self.where[value]
                     last[store, index] = at
         last["f", self.where[self.program.loss][1]] = len(self.program.blocks)
+        for block in self.program.blocks:
+            if block.updates:
+                last["f", block.key.number] = len(self.program.blocks)
         return last
 
     def _frees(self, run: Run, index: str) -> list[str]:

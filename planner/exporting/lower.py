@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from planner.errors import ExportError
 from planner.exporting.segments import BlockKey, assign_blocks, position
-from planner.graph import BACKWARD, FORWARD, JointGraph, Node, Parameter, TensorRef
+from planner.graph import BACKWARD, FORWARD, JointGraph, Node, TensorRef
 from planner.placement import Placements, text
 from planner.plan import Choice, Plan, Redistribution
 
 GRADIENT_SLOT = -1
-"""Operand slot under which a plan lists `stored as the gradient of this parameter`."""
+"""Operand slot under which a plan lists `stored as the gradient of this parameter` or `stored as the update of this buffer`."""
 
 
 class Value(NamedTuple):
@@ -60,6 +60,7 @@ class Block:
         live: values that later blocks of the same phase read (forward: or the caller, as the loss).
         saved: tensors as produced that the backward pass reads (forward blocks only).
         gradients: parameter node -> the value stored as its gradient (backward blocks only).
+        updates: buffer node -> the value that the step leaves in it (forward blocks only).
         private: inputs made in another block than the same layer's, which no other block of this phase reads.
     """
 
@@ -69,6 +70,7 @@ class Block:
     live: tuple[Value, ...]
     saved: tuple[Value, ...]
     gradients: tuple[tuple[int, Value], ...]
+    updates: tuple[tuple[int, Value], ...]
     private: frozenset[Value]
 
 
@@ -168,9 +170,7 @@ class _Lowering:
     def _operand(self, node: int, slot: int) -> Value:
         """The value read by a use: what a redistribution brings there, or the tensor as produced."""
         if slot == GRADIENT_SLOT:
-            gradient = self.graph.parameter_of_node[node].gradient
-            assert gradient is not None
-            return self.uses.get((node, slot), Value(gradient))
+            return self.uses.get((node, slot), Value(self.graph.stored[node][0]))
         return self.uses.get((node, slot), Value(self.graph.nodes[node].operands[slot]))
 
     def _check_layouts(self) -> None:
@@ -191,26 +191,19 @@ class _Lowering:
                 for slot, wanted in enumerate(self._choice(node).operands):
                     if wanted is not None:
                         yield index, slot, wanted
-        for parameter in self._trained():
-            stored = self._choice(self.graph.nodes[parameter.node]).outputs[0]
+        for leaf in self.graph.stored:
+            stored = self._choice(self.graph.nodes[leaf]).outputs[0]
             assert stored is not None
-            yield parameter.node, GRADIENT_SLOT, stored
+            yield leaf, GRADIENT_SLOT, stored
 
     def _choice(self, node: Node) -> Choice:
         if node.key not in self.plan.choices:
             raise ExportError(f"the plan makes no choice for {node.key}", hint="Plan the model again.")
         return self.plan.choices[node.key]
 
-    def _trained(self) -> Iterator[Parameter]:
-        return (parameter for parameter in self.graph.parameters if parameter.gradient is not None)
-
     def _use_home(self, node: int, slot: int) -> BlockKey:
-        """Block in which a use happens. A gradient is stored where it is made."""
-        if slot != GRADIENT_SLOT:
-            return self.home[node]
-        gradient = self.graph.parameter_of_node[node].gradient
-        assert gradient is not None
-        return self.home[gradient.node]
+        """Block in which a use happens. A gradient, or the update of a buffer, is stored where it is made."""
+        return self.home[node if slot != GRADIENT_SLOT else self.graph.stored[node][0].node]
 
     def _place_moves(self) -> None:
         readers: dict[int, set[BlockKey]] = {number: set() for number in self.moves}
@@ -292,12 +285,11 @@ class _Lowering:
     # ---- borders ----------------------------------------------------------------------------------------------------
     def _block(self, key: BlockKey, statements: tuple[Statement, ...], reads: dict[BlockKey, dict[Value, None]]) -> Block:
         made = _made(self.graph, statements)
-        gradients = tuple(
-            (parameter.node, self._operand(parameter.node, GRADIENT_SLOT))
-            for parameter in self._trained()
-            if self._use_home(parameter.node, GRADIENT_SLOT) == key
+        kept = tuple(
+            (leaf, self._operand(leaf, GRADIENT_SLOT)) for leaf in self.graph.stored if self._use_home(leaf, GRADIENT_SLOT) == key
         )
-        later: set[Value] = set()
+        gradients, updates = (kept, ()) if key.phase == BACKWARD else ((), kept)
+        later: set[Value] = {value for _, value in updates}
         saved: set[Value] = set()
         for other, values in reads.items():
             if other != key:
@@ -317,6 +309,7 @@ class _Lowering:
             live=tuple(v for v in made if v in later),
             saved=tuple(v for v in made if v in saved),
             gradients=gradients,
+            updates=updates,
             private=private,
         )
 

@@ -7,7 +7,9 @@ enter through `repr` or as checked names.
 
 from __future__ import annotations
 
+import base64
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,13 +17,14 @@ from importlib.resources import files
 
 from planner.errors import ExportError
 from planner.exporting.blocks import BlockWriter, Function, Layouts, TinyNodes, call_lines, layout_lines, quoted, wrapped
+from planner.exporting.buffers import BufferFunctions, require_known
 from planner.exporting.driver import Driver
 from planner.exporting.lower import Program, lower
 from planner.exporting.ops import dtype_text
 from planner.exporting.regions import import_lines, regions_of
 from planner.exporting.segments import BlockKey
 from planner.exporting.symbols import Sizes, axis_variables
-from planner.graph import BACKWARD, FORWARD, JointGraph, Parameter, TensorRef, layer_of, without_layer
+from planner.graph import BACKWARD, FORWARD, Buffer, JointGraph, Parameter, TensorRef, layer_of, without_layer
 from planner.placement import Placements, Shard, identifier
 from planner.plan import Plan
 from planner.units import GIB, format_ms
@@ -30,36 +33,28 @@ TORCH_VERSION = "2.13."
 """Exported files refuse other minor versions: they use operators whose signatures torch may change."""
 
 
-def write_script(plan: Plan, graph: JointGraph, tiny: JointGraph | None) -> str:
+def write_script(plan: Plan, graph: JointGraph, tiny: JointGraph | None, *, embed_plan: bool = False) -> str:
     """The training file of a plan.
 
     Args:
         graph: the graph that the plan was made for.
         tiny: the same model traced at small sizes, with the same depth; None if it has no small version: then sizes are
             literal, and the file checks itself at full size.
+        embed_plan: store the whole plan in the file, compressed, for its --print-plan.
 
     Raises:
         ExportError: the plan does not fit the graph, or an op cannot be written with the chosen layouts.
     """
-    _refuse_buffers(graph)
+    require_known(graph)
     program = lower(plan, graph)
     sizes = _sizes(plan, graph, tiny)
     layouts = Layouts(taken=frozenset([*sizes.full, *sizes.axis_names]))
     writer = BlockWriter(program, TinyNodes(graph, tiny), sizes, layouts)
     functions = {block.key: writer.function(block) for block in program.blocks}
     names = _function_names(program, functions)
-    text = _Script(program, tiny, sizes, layouts, writer.tiny, functions, names).text()
+    text = _Script(program, tiny, sizes, layouts, writer.tiny, functions, names, embed_plan).text()
     compile(text, "train.py", "exec")
     return text
-
-
-def _refuse_buffers(graph: JointGraph) -> None:
-    names = [node.key.partition(":")[2] for node in graph.nodes if node.kind == "buffer"]
-    if names:
-        raise ExportError(
-            f"the model reads the buffer {', '.join(names)}, whose values the plan does not know",
-            hint="Compute it inside forward, so that the exported file computes it too.",
-        )
 
 
 def _sizes(plan: Plan, graph: JointGraph, tiny: JointGraph | None) -> Sizes:
@@ -82,7 +77,7 @@ def _sizes(plan: Plan, graph: JointGraph, tiny: JointGraph | None) -> Sizes:
 _GLOBAL_NAMES = frozenset({
     "FULL", "TINY", "PLAN_ID", "TORCH_MADE_FOR", "MESH_NAMES", "PLANNED_MESH", "MESH_SHAPE", "AXES", "DEVICE", "LOWP",
     "OPTIMIZER", "OPTIONS", "END", "GROUPS", "PARAMS", "INPUTS", "TRAINED", "TIED", "PLANNED", "PLANNED_COLLECTIVES", "BLOCKS",
-    "STEP_FLOPS",
+    "STEP_FLOPS", "BUFFERS", "WRITTEN", "PREDICTED_MS", "PREDICTED_GIB", "PLAN", "TOKENS",
 })  # fmt: skip
 
 
@@ -110,6 +105,7 @@ class _Script:
     tiny_nodes: TinyNodes
     functions: dict[BlockKey, Function]
     names: dict[BlockKey, str]
+    embed_plan: bool
 
     @property
     def plan(self) -> Plan:
@@ -125,7 +121,7 @@ class _Script:
         step = _fill(
             template("step"),
             {
-                "FORWARD": "\n".join(driver.lines(FORWARD)),
+                "FORWARD": "\n".join([*driver.lines(FORWARD), *driver.update_lines()]),
                 "BACKWARD": "\n".join(driver.lines(BACKWARD)),
                 "LOSS": driver.loss(),
             },
@@ -134,17 +130,20 @@ class _Script:
         marks = {**tables, **self._constants()}
         marks["LAYOUTS"] = "\n".join(layout_lines(self.layouts))
         head = _fill(template("head"), marks)
+        buffers = _fill(template("buffers"), marks)
         used = sorted(set(self.names.values()), key=list(self.names.values()).index)
         listed = "\n".join(["# compiled one by one with --compile", *call_lines("BLOCKS = ", [f'"{name}"' for name in used])])
         listed = listed.replace('")', '",)') if len(used) == 1 else listed
+        fixed = (template(name) for name in ("model", "data", "start", "train", "verify"))
         parts = [
             head,
             import_lines(self.graph),
-            _helpers(blocks),
+            _helpers(blocks + buffers),
+            buffers,
             _BLOCKS_TITLE + blocks,
             listed,
             step,
-            *map(template, ("model", "start", "train", "verify")),
+            *fixed,
         ]
         return "\n\n\n".join(part.strip("\n") for part in parts if part.strip()) + "\n"
 
@@ -158,7 +157,7 @@ class _Script:
     def _constants(self) -> dict[str, str]:
         plan, sizes = self.plan, self.sizes
         full, tiny = sizes.values() if sizes.tiny is not None else ({}, {})
-        flops = [sum(node.flops for node in graph.nodes) for graph in (self.graph, self.tiny or self.graph)]
+        flops = [graph.model_flops for graph in (self.graph, self.tiny or self.graph)]
         return {
             "DOCSTRING": self._docstring(),
             "PLAN_ID": quoted(repr(plan.plan_id)),
@@ -168,6 +167,8 @@ class _Script:
             "FULL": _dict_text(full),
             "TINY": _dict_text(tiny),
             "FLOPS": f"({flops[0]:.6e}, {flops[1]:.6e})",
+            "PREDICTED": f"{plan.objective_us / 1e3:.3f}, {plan.memory.peak_bytes / GIB:.3f}",
+            "PLAN": self._embedded_plan(),
             "SIZES": f"{_targets(full)} = FULL.values()" if full else "# sizes are literal numbers: one size is known",
             "AXES": quoted(repr(sizes.axis_names)),
             "AXIS_SIZES": f"{_targets(sizes.axis_names)} = PLANNED_MESH",
@@ -176,6 +177,13 @@ class _Script:
             "PLANNED": self._planned_redistributions(),
             "PLANNED_COLLECTIVES": _nested_dict_text(plan.collective_counts),
         }
+
+    def _embedded_plan(self) -> str:
+        """The plan as a literal of many lines: deflated, in base 85, whose alphabet has no quotes and no backslash."""
+        if not self.embed_plan:
+            return '""'
+        text = base64.b85encode(zlib.compress(self.plan.dumps().encode(), 9)).decode()
+        return "\n".join(["(", *(f'    "{text[at : at + 120]}"' for at in range(0, len(text), 120)), ")"])
 
     def _docstring(self) -> str:
         plan, graph = self.plan, self.graph
@@ -199,6 +207,7 @@ class _Script:
             *([_STAND_IN_LOSS] if graph.stand_in_loss else []),
             f"inputs     {shapes}",
             f"mesh       {plan.mesh}, {plan.mesh.num_devices} devices ({_plain(plan.hardware_name)})",
+            *([f"repeated   {plan.checkpointed_text}"] if plan.checkpointed else []),
             f"predicted  {format_ms(plan.objective_us)} per step (serial, no overlap): compute {format_ms(plan.compute_us)}, "
             f"communication {format_ms(plan.comm_us)}",
             "           "
@@ -231,28 +240,37 @@ class _Script:
         all_trained = len(trained) == len(self.graph.parameters)
         tied = {alias: p.name for p in self.graph.parameters for alias in p.names[1:]}
         return {
-            "PARAMS": "\n".join(self._parameter_lines()),
+            "PARAMS": "\n".join(_table((p.name, self._parameter_entry(p)) for p in self.graph.parameters)),
+            **self._buffer_tables(),
             "TRAINED": "list(parameters())" if all_trained else repr(trained),
             "TIED": repr(tied),
             "INPUTS": "\n".join(self._input_lines()),
             "DIVISIBLE": "\n".join(self._divisible_lines()),
         }
 
-    def _parameter_lines(self) -> list[str]:
-        """Parameters that differ only in the layer number share a line."""
-        groups: dict[tuple[str, str], list[int | None]] = {}
-        for parameter in self.graph.parameters:
-            groups.setdefault((without_layer(parameter.name), self._parameter_entry(parameter)), []).append(
-                layer_of(parameter.name)
-            )
-        lines = []
-        for (name, entry), layers in groups.items():
-            if layers[0] is None:
-                lines.append(f"        {name!r}: {entry},")
-            else:
-                pattern = name.replace("*", "{i}", 1)
-                lines.append(f'        **{{f"{pattern}": {entry} for i in {_range_text([n for n in layers if n is not None])}}},')
-        return [line.replace("'", '"') for line in lines]
+    def _buffer_tables(self) -> dict[str, str]:
+        functions = BufferFunctions(self.sizes)
+        entries = [(buffer.name, self._buffer_entry(buffer, functions)) for buffer in self.graph.buffers]
+        return {
+            "FUNCTIONS": f"\n\n{functions.text()}\n\n" if entries else "",
+            "BUFFERS": "\n".join(_table(entries)),
+            "WRITTEN": _list_text([buffer.name for buffer in self.graph.buffers if buffer.update is not None]),
+        }
+
+    def _buffer_entry(self, buffer: Buffer, functions: BufferFunctions) -> str:
+        full, tiny = self.graph.meta(TensorRef(buffer.node, 0)), self.tiny_nodes.meta(TensorRef(buffer.node, 0))
+        small = self._tiny_buffer(buffer)
+        assert buffer.first_value is not None and small.first_value is not None, buffer.name
+        function = functions.name(buffer, buffer.first_value, small.first_value)
+        layout = self.layouts.name(self._stored(buffer.node))
+        return (
+            f"({self.sizes.shape(full.shape, tiny.shape)}, {layout}, {dtype_text(full.dtype)}, {function}, {buffer.persistent})"
+        )
+
+    def _tiny_buffer(self, buffer: Buffer) -> Buffer:
+        if self.tiny is None:
+            return buffer
+        return self.tiny.buffer_of_node[self.tiny.node_by_key[self.tiny_nodes.node(buffer.node).key]]
 
     def _parameter_entry(self, parameter: Parameter) -> str:
         ref = TensorRef(parameter.node, 0)
@@ -311,6 +329,27 @@ class _Script:
             axes = tuple(name for name, one in zip(self.sizes.axis_names, placements, strict=True) if one == Shard(dim))
             if axes:
                 found[self.sizes.number(a, b), axes] = None
+
+
+def _list_text(names: list[str]) -> str:
+    items = [f'"{name}"' for name in names]
+    one = f"[{', '.join(items)}]"
+    return one if len(one) <= 80 else "\n".join(["[", *wrapped(items, "    "), "]"])
+
+
+def _table(entries: Iterable[tuple[str, str]]) -> list[str]:
+    """Lines `name: entry` of a dict. Names that differ only in the layer number share a line."""
+    groups: dict[tuple[str, str], list[int | None]] = {}
+    for name, entry in entries:
+        groups.setdefault((without_layer(name), entry), []).append(layer_of(name))
+    lines = []
+    for (name, entry), layers in groups.items():
+        if layers[0] is None:
+            lines.append(f"        {name!r}: {entry},")
+        else:
+            pattern = name.replace("*", "{i}", 1)
+            lines.append(f'        **{{f"{pattern}": {entry} for i in {_range_text([n for n in layers if n is not None])}}},')
+    return [line.replace("'", '"') for line in lines]
 
 
 _BLOCKS_TITLE = "# ---- the planned computation: pieces in, pieces out; a comment gives each result's layout\n"

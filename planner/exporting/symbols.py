@@ -37,7 +37,7 @@ class Sizes:
     axis_names: tuple[str, ...]
     found: dict[tuple[int, int], tuple[str, ...]] = field(default_factory=dict, repr=False, compare=False)
     """Answers so far; belongs to one export."""
-    unnamed: dict[str, tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
+    unnamed: dict[str, tuple[float, float]] = field(default_factory=dict, repr=False, compare=False)
     """Constants for sizes that are no product of named sizes, or of which two products fit."""
 
     def factors(self, full: int, tiny: int) -> tuple[str, ...]:
@@ -58,10 +58,15 @@ class Sizes:
             if len(hits) == 1:
                 return hits[0]
             if hits:
-                return (self._constant(full, tiny),)
-        return self._with_literal(full, tiny) or (self._constant(full, tiny),)
+                return (self.constant(full, tiny),)
+        return self._with_literal(full, tiny) or (self.constant(full, tiny),)
 
-    def _constant(self, full: int, tiny: int) -> str:
+    def constant(self, full: float, tiny: float) -> str:
+        """A new name for a number that is no product of named sizes: `N4096`, `X1` if it is no whole number."""
+        if isinstance(full, float):
+            name = next(name for number in range(1, len(self.unnamed) + 2) if (name := f"X{number}") not in self.unnamed)
+            self.unnamed[name] = (full, tiny)
+            return name
         name, count = f"N{full}", 1
         while name in self.full or name in self.unnamed:
             count += 1
@@ -69,7 +74,7 @@ class Sizes:
         self.unnamed[name] = (full, tiny)
         return name
 
-    def values(self) -> tuple[dict[str, int], dict[str, int]]:
+    def values(self) -> tuple[dict[str, float], dict[str, float]]:
         """All names of the file with their full and their tiny values, unnamed ones last."""
         assert self.tiny is not None
         full = {**self.full, **{name: pair[0] for name, pair in self.unnamed.items()}}

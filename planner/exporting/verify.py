@@ -62,17 +62,18 @@ def export_verified(
     tiny: JointGraph | None,
     *,
     verify: bool = True,
+    embed_plan: bool = False,
     progress: Callable[[str], None] = lambda stage: None,
     reference: Sequence[str] = REFERENCE,
     time_limit_s: float = TIME_LIMIT_S,
 ) -> Export:
-    """Write the file of a plan and verify it.
+    """Write the file of a plan, with the plan inside it if asked, and verify it.
 
     Raises:
         ExportError: an op that cannot be written, or a file that failed: with the first difference found.
     """
     progress("write")
-    script = write_script(plan, graph, tiny)
+    script = write_script(plan, graph, tiny, embed_plan=embed_plan)
     report: dict[str, Any] = {"plan_id": plan.plan_id, "passed": None, "not_run": NOT_RUN}
     if verify:
         progress("verify")
@@ -114,8 +115,9 @@ def _users_folder(model: str) -> str:
 
 
 _CHECK = re.compile(
-    r"(?P<what>check|reference) mesh \((?P<mesh>[\d, ]+)\): loss (?P<loss>\S+) max\|dloss\| (?P<dloss>\S+), (?P<grads>\d+) grads "
-    r"max err (?P<error>\S+) \((?P<worst>\S*), rank (?P<rank>\d+)\), counts (?P<counts>.*?) -> (?P<verdict>PASS|FAIL)"
+    r"(?P<what>check|reference) mesh \((?P<mesh>[\d, ]+)\): loss (?P<loss>\S+) max\|dloss\| (?P<dloss>\S+), "
+    r"(?P<grads>\d+) grads(, (?P<buffers>\d+) buffers)? max err (?P<error>\S+) \((?P<worst>\S*), rank (?P<rank>\d+)\), "
+    r"counts (?P<counts>.*?) -> (?P<verdict>PASS|FAIL)"
 )
 _DRY = re.compile(r"dry-run rank (?P<rank>\d+)/(?P<world>\d+): .* -> (?P<verdict>PASS|FAIL)")
 
@@ -192,6 +194,7 @@ def _numbers(runs: list[dict[str, str]]) -> dict[str, Any]:
         "loss": float(worst["loss"]),
         "loss_difference": max(float(groups["dloss"]) for groups in runs),
         "gradients": int(worst["grads"]),
+        "buffers": int(worst["buffers"] or 0),
         "largest_error": float(worst["error"]),
         "worst_parameter": worst["worst"],
         "counts": worst["counts"],

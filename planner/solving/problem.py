@@ -17,7 +17,7 @@ import numpy as np
 
 from planner.cost import CostTable
 from planner.errors import InfeasibleError
-from planner.graph import BACKWARD, JointGraph, TensorRef
+from planner.graph import JointGraph, TensorRef
 from planner.redistribution import Routes
 from planner.solving.consistency import make_consistent
 from planner.solving.layout import EdgeSpec, Layout, flatten
@@ -87,9 +87,8 @@ def uses_by_phase(costs: CostTable) -> dict[SharedKey, list[Use]]:
     for consumer, node in enumerate(graph.nodes):
         for slot in costs.space.strategies[consumer].operand_slots:
             found.setdefault((node.operands[slot], node.phase), []).append((consumer, slot))
-    for parameter in graph.parameters:
-        if parameter.gradient is not None:
-            found.setdefault((parameter.gradient, BACKWARD), []).append((parameter.node, GRADIENT_SLOT))
+    for leaf, (ref, phase) in graph.stored.items():
+        found.setdefault((ref, phase), []).append((leaf, GRADIENT_SLOT))
     return found
 
 

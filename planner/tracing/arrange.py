@@ -25,10 +25,10 @@ def arrange(draft: JointDraft) -> None:
 
 
 def drop_dead(draft: JointDraft) -> None:
-    """Keep what the loss and the gradients of parameters are computed from; leaves stay."""
+    """Keep what the loss, the gradients of parameters and the updates of buffers are computed from; leaves stay."""
     assert draft.loss is not None
     alive: set[Draft] = set()
-    stack = [draft.loss[0], *(producer for producer, _ in draft.gradients.values())]
+    stack = [draft.loss[0], *(producer for producer, _ in (*draft.gradients.values(), *draft.updates.values()))]
     while stack:
         node = stack.pop()
         if node not in alive:
@@ -67,6 +67,7 @@ def merge_parameter_chains(draft: JointDraft) -> None:
         node.operands = _redirect(node.operands, merged)
     assert draft.loss is not None
     (draft.loss,) = _redirect((draft.loss,), merged)
+    draft.updates = dict(zip(draft.updates, _redirect(draft.updates.values(), merged), strict=True))
 
 
 def _redirect(uses: Iterable[Use], changed: dict[Draft, Draft]) -> tuple[Use, ...]:

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.graph import BACKWARD, InitRule, Input, JointGraph, ModelRequest, Node, Parameter, TensorMeta, TensorRef
+from planner.graph import (
+    BACKWARD,
+    Buffer,
+    FirstValue,
+    InitRule,
+    Input,
+    JointGraph,
+    ModelRequest,
+    Node,
+    Parameter,
+    TensorMeta,
+    TensorRef,
+)
 from planner.region import REGION, REGION_BACKWARD, Region
 from planner.tracing.convert import Draft, JointDraft, Use
 from planner.tracing.flops import ATTENTION, ATTENTION_BACKWARD, EINSUM, flops
@@ -30,11 +42,22 @@ class StoredTensor:
     trainable: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class StoredBuffer:
+    """A buffer of the model as the module knows it; `first_value` and `unknown` as in `planner.graph.Buffer`."""
+
+    names: tuple[str, ...]
+    first_value: FirstValue | None
+    unknown: str
+    persistent: bool
+
+
 def assemble(
     draft: JointDraft,
     request: ModelRequest,
     *,
     parameters: Sequence[StoredTensor],
+    buffers: Sequence[StoredBuffer],
     inputs: Sequence[tuple[int, str, int | None, int | None]],
     symbols: Mapping[str, int],
     class_name: str,
@@ -73,7 +96,25 @@ def assemble(
         symbols=tuple(symbols.items()),
         class_name=class_name,
         stand_in_loss=stand_in_loss,
+        buffers=tuple(_buffers(draft, buffers, index)),
     )  # fmt: skip
+
+
+def _buffers(draft: JointDraft, buffers: Sequence[StoredBuffer], index: Mapping[Draft, int]) -> Iterator[Buffer]:
+    """Those that the graph has: a buffer that is neither read nor written is no part of a step."""
+    for stored in buffers:
+        name = next((name for name in stored.names if name in draft.buffers), None)
+        if name is None:
+            continue
+        update = draft.updates.get(name)
+        yield Buffer(
+            node=index[draft.buffers[name]],
+            names=(name, *(other for other in stored.names if other != name)),
+            first_value=stored.first_value,
+            unknown=stored.unknown,
+            persistent=stored.persistent,
+            update=None if update is None else TensorRef(index[update[0]], update[1]),
+        )
 
 
 def _leaves(

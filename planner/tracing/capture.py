@@ -39,13 +39,14 @@ def capture_joint(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     """`module` is changed: its parameters become fake tensors. Errors of torch pass through.
 
     In `bf16-mixed` the module runs with bf16 parameters, buffers and inputs; stored are the originals, and the casts between
-    are part of the graph.
+    are part of the graph. Buffers that forward writes (running statistics) keep their dtype: in bf16 they would stand still.
     """
     regions = RegionReader(facts=stated_regions(module))
     module = WithLoss(module)
     mode = torch_compat.fake_tensor_mode()
     mixed = precision == "bf16-mixed"
-    originals = make_fake(module, mode, low=mixed)
+    written = written_buffers(module, args, kwargs) if mixed else frozenset()
+    originals = make_fake(module, mode, low=mixed, keep=written)
     wide = torch_compat.tree_map(lambda leaf: _fake_input(leaf, mode), (args, kwargs))
     with mode:
         args, kwargs = torch_compat.tree_map(_lowered, wide) if mixed else wide
@@ -62,8 +63,53 @@ def capture_joint(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     return Captured(module=joint, has_no_grad_region=no_grad, has_stand_in_loss=stand_in)
 
 
-def make_fake(module: nn.Module, mode: Any, *, low: bool) -> dict[int, Tensor]:
-    """Replace every parameter and buffer by a fake CPU tensor, in bf16 if `low`; tensors that are shared stay shared.
+def written_buffers(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int]:
+    """Ids of the floating-point buffers that forward writes, found by running it once as it stands, on fake tensors.
+
+    Where that fails, all of them: the capture will say what is wrong.
+    """
+    buffers = {name: buffer for name, buffer in module.named_buffers() if buffer.dtype in _WIDE}
+    if not buffers:
+        return frozenset()
+    mode = torch_compat.fake_tensor_mode()
+    every = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    with mode, torch.no_grad():
+        fakes = {name: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu") for name, t in every.items()}
+        args, kwargs = torch_compat.tree_map(lambda leaf: _fake_input(leaf, mode), (args, kwargs))
+        try:
+            with _Writes() as writes:
+                torch.func.functional_call(module, fakes, args, kwargs)
+        except Exception:
+            return frozenset(id(buffer) for buffer in buffers.values())
+    return frozenset(
+        id(buffer) for name, buffer in buffers.items() if torch_compat.storage_address(fakes[name]) in writes.storages
+    )
+
+
+_DISPATCH: Any = torch_compat.dispatch_mode_class()
+
+
+class _Writes(_DISPATCH):
+    """Notes the storages that operators write. Batch norms do not say in their schema that they write running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        given = {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **(kwargs or {})}
+        for argument in func._schema.arguments:
+            tensor = given.get(argument.name)
+            declared = argument.alias_info is not None and argument.alias_info.is_write
+            statistics = argument.name in ("running_mean", "running_var") and bool(given.get("training", True))
+            if isinstance(tensor, Tensor) and (declared or statistics):
+                self.storages.add(torch_compat.storage_address(tensor))
+        return func(*args, **(kwargs or {}))
+
+
+def make_fake(module: nn.Module, mode: Any, *, low: bool, keep: frozenset[int] = frozenset()) -> dict[int, Tensor]:
+    """Replace every parameter and buffer by a fake CPU tensor, in bf16 if `low` and its id is not in `keep`; tensors that are
+    shared stay shared.
 
     Returns, by id of the tensor now in the module, a fake tensor of the original dtype.
     """
@@ -74,7 +120,7 @@ def make_fake(module: nn.Module, mode: Any, *, low: bool) -> dict[int, Tensor]:
         if id(tensor) not in converted:
             with mode:
                 wide: Tensor = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-                used = _lowered(wide) if low else wide
+                used = _lowered(wide) if low and id(tensor) not in keep else wide
             if isinstance(tensor, nn.Parameter):
                 wide, used = (nn.Parameter(fake, requires_grad=tensor.requires_grad) for fake in (wide, used))
             converted[id(tensor)] = (tensor, used)

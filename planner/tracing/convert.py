@@ -70,6 +70,8 @@ class JointDraft:
     tangent: Draft | None = None
     loss: Use | None = None
     gradients: dict[str, Use] = field(default_factory=dict)
+    updates: dict[str, Use] = field(default_factory=dict)
+    """Buffer -> the value that the step leaves in it."""
     detached: set[Use] = field(default_factory=set)
 
     def op_drafts(self) -> list[Draft]:
@@ -230,12 +232,9 @@ def _read_outputs(graph: fx.Graph, where: dict[fx.Node, Use], draft: JointDraft)
     outputs: list[fx.Node | None] = []
     for kind, what, node in torch_compat.joint_outputs(graph):
         if kind == "mutation":
-            name, source = user_name(str(what)), source_line(node.meta.get("stack_trace") or "") if node else ""
-            raise UnsupportedOpError(
-                f"forward changes the buffer {name} in place" + (f" ({source})" if source else ""),
-                op="copy_", module=name.rpartition(".")[0], source=source,
-                hint="Changing buffers during a step is not supported; put the module into a mode without running statistics.",
-            )  # fmt: skip
+            assert node is not None
+            written, name = what
+            _read_update(written, name, node, where[node], draft)
         if kind == "gradient" and node is not None:
             draft.gradients[user_name(what)] = where[node]
         elif kind == "output":
@@ -243,6 +242,29 @@ def _read_outputs(graph: fx.Graph, where: dict[fx.Node, Use], draft: JointDraft)
     (loss,) = outputs
     assert loss is not None and _metas(loss)[0] is not None, "what is captured returns one scalar, see planner.tracing.loss"
     draft.loss = where[loss]
+
+
+def _read_update(kind: str, name: str, node: fx.Node, new: Use, draft: JointDraft) -> None:
+    """A buffer's new value. Parameters are changed by the optimizer alone, inputs by nobody."""
+    name = user_name(name)
+    if kind != "buffer":
+        source = source_line(node.meta.get("stack_trace") or "")
+        raise UnsupportedOpError(
+            f"forward changes the {kind} {name} in place".replace("input ", "input") + (f" ({source})" if source else ""),
+            op="copy_", module=name.rpartition(".")[0], source=source,
+            hint="Use the out-of-place form and go on with its result; only buffers can be changed by a step.",
+        )  # fmt: skip
+    old = draft.buffers[name]
+    if new == (old, 0):
+        return
+    if new[0].kind != "op" or any(new == other for other in draft.updates.values()):  # two buffers must not share a tensor
+        copied = Draft(
+            op="aten.clone.default", kind="op", phase=FORWARD, args=(OperandRef(0),), operands=(new,), outputs=old.outputs,
+            module=name.rpartition(".")[0], source=source_line(node.meta.get("stack_trace") or ""),
+        )  # fmt: skip
+        draft.forward.append(copied)
+        new = copied, 0
+    draft.updates[name] = new
 
 
 def _refuse_unsupported(node: fx.Node) -> None:

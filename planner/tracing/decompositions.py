@@ -25,12 +25,14 @@ _BY_TORCH = (
     aten.silu_backward, aten.gelu_backward, aten.tanh_backward, aten.sigmoid_backward, aten.threshold_backward,
     aten.t, aten.slice_backward, aten.select_backward, aten.addmm, aten.baddbmm, aten.addcmul, aten.addcdiv,
     aten.native_group_norm, aten.native_group_norm_backward, aten.native_batch_norm, aten._native_batch_norm_legit,
-    aten.native_batch_norm_backward, aten.elu, aten.elu_backward, aten.hardswish, aten.hardswish_backward, aten.leaky_relu,
-    aten.leaky_relu_backward, aten.log_sigmoid_forward, aten.log_sigmoid_backward, aten.mish, aten.mish_backward, aten.softplus,
-    aten.softplus_backward, aten.hardtanh, aten.hardtanh_backward, aten.glu, aten.glu_backward, aten.mv, aten.dot,
-    aten.binary_cross_entropy_with_logits, aten.binary_cross_entropy, aten.binary_cross_entropy_backward, aten.smooth_l1_loss,
-    aten.smooth_l1_loss_backward, aten.huber_loss, aten.huber_loss_backward, aten.index_add, aten.index_select, aten.xlogy,
-    aten.diagonal_backward, aten.unfold_backward, aten.linspace, aten.logsumexp, aten._safe_softmax,
+    aten._native_batch_norm_legit_functional, aten._native_batch_norm_legit_no_training, aten._batch_norm_with_update_functional,
+    aten._batch_norm_no_update, aten.batch_norm_backward, aten.native_batch_norm_backward, aten.elu, aten.elu_backward,
+    aten.hardswish, aten.hardswish_backward, aten.leaky_relu, aten.leaky_relu_backward, aten.log_sigmoid_forward,
+    aten.log_sigmoid_backward, aten.mish, aten.mish_backward, aten.softplus, aten.softplus_backward, aten.hardtanh,
+    aten.hardtanh_backward, aten.glu, aten.glu_backward, aten.mv, aten.dot, aten.binary_cross_entropy_with_logits,
+    aten.binary_cross_entropy, aten.binary_cross_entropy_backward, aten.smooth_l1_loss, aten.smooth_l1_loss_backward,
+    aten.huber_loss, aten.huber_loss_backward, aten.index_add, aten.index_select, aten.xlogy, aten.diagonal_backward,
+    aten.unfold_backward, aten.linspace, aten.logsumexp, aten._safe_softmax,
 )  # fmt: skip
 
 

@@ -2,8 +2,9 @@
 
     python -m planner.tracing.reference REQUEST.json VALUES.pt OUT.pt
 
-REQUEST.json is a ModelRequest, VALUES.pt holds `{"parameters": {name: tensor}, "inputs": {name: tensor}}`, OUT.pt receives
-`{"loss": tensor, "grads": {name: tensor}}`. Runs the user's code, so it runs in a process of its own.
+REQUEST.json is a ModelRequest, VALUES.pt holds `{"parameters": T, "buffers": T, "inputs": T}`, OUT.pt receives `{"loss": tensor,
+"grads": T, "buffers": T}`, the buffers after the step; T = {name: tensor}. Runs the user's code, so it runs in a process of its
+own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,17 @@ from torch.utils import _pytree as pytree
 from planner.errors import PlannerError, TraceError
 from planner.graph import ModelRequest
 from planner.torch_compat import low_precision_as_float32
+from planner.tracing.init_rules import InitRecorder
 from planner.tracing.loss import WithLoss
 from planner.tracing.sources import find_factory, sizes_for
 from planner.tracing.trace import LoadedModel, named_leaves, parts_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Loaded(LoadedModel):
+    """`drawn_buffers`: names of those whose values are random, or were never made."""
+
+    drawn_buffers: frozenset[str]
 
 
 def reference_step(request: ModelRequest, values: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
@@ -31,33 +41,47 @@ def reference_step(request: ModelRequest, values: Mapping[str, Mapping[str, Tens
     gets the stand-in of its graph.
 
     Raises:
-        TraceError: the model has other parameters or inputs than the values, or buffers without values.
+        TraceError: the model has other parameters, or buffers that start otherwise, than the values.
     """
     loaded = _load(request)
     module = loaded.module.float()
     _set_parameters(module, values["parameters"])
+    _compare_buffers(module, values["buffers"], loaded.drawn_buffers)
     args, kwargs = _with_inputs(loaded, values["inputs"])
     with low_precision_as_float32():
         loss = WithLoss(module)(*args, **kwargs)
         loss.backward()
     grads = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
-    return {"loss": loss.detach(), "grads": grads}
+    return {"loss": loss.detach(), "grads": grads, "buffers": {name: module.get_buffer(name) for name in values["buffers"]}}
 
 
-def _load(request: ModelRequest) -> LoadedModel:
+def _load(request: ModelRequest) -> _Loaded:
     factory = find_factory(request.model)
-    with torch.device("cpu"):
+    recorder = InitRecorder()
+    with torch.device("cpu"), recorder:
         module, args, kwargs = parts_of(factory(**sizes_for(factory, request)), request.model)
-    if any(buffer.is_meta for buffer in module.buffers()):
-        raise TraceError(
-            f"{request.model} builds its buffers without values", hint="Build buffers on the default device, not on meta."
-        )
-    if any(parameter.is_meta for parameter in module.parameters()):
-        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    buffers = dict(module.named_buffers())
+    random = {name for name, buffer in buffers.items() if recorder.rule(buffer).kind in ("normal", "uniform")}
+    random |= {name for name, buffer in buffers.items() if buffer.is_meta}
+    if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
+        kept = {name: buffer.clone() for name, buffer in buffers.items() if not buffer.is_meta}
         module.to_empty(device="cpu")
-        for name, buffer in module.named_buffers():
-            buffer.copy_(buffers[name])
-    return LoadedModel(module=module, args=args, kwargs=kwargs, parameters=())
+        for name, value in kept.items():
+            module.get_buffer(name).copy_(value)
+    return _Loaded(module=module, args=args, kwargs=kwargs, parameters=(), drawn_buffers=frozenset(random))
+
+
+def _compare_buffers(module: nn.Module, values: Mapping[str, Tensor], drawn: frozenset[str]) -> None:
+    """Buffers that the model draws at random, or makes without values, get those of the file; others must be equal to them."""
+    for name, value in values.items():
+        own = module.get_buffer(name)
+        if name in drawn:
+            own.copy_(value)
+        elif own.shape != value.shape or not torch.allclose(own, value.to(own.dtype), rtol=1e-6, atol=1e-8, equal_nan=True):
+            raise TraceError(
+                f"the exported file computes another first value of the buffer {name} than the model",
+                hint="Build the buffer with torch operators from the factory's arguments alone.",
+            )
 
 
 def _set_parameters(module: nn.Module, values: Mapping[str, Tensor]) -> None:

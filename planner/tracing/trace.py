@@ -16,9 +16,10 @@ from planner import torch_compat
 from planner.errors import InputError, PlannerError, TraceError
 from planner.graph import JointGraph, ModelRequest, TensorMeta
 from planner.tracing.arrange import arrange
-from planner.tracing.assemble import StoredTensor, assemble
+from planner.tracing.assemble import StoredBuffer, StoredTensor, assemble
 from planner.tracing.capture import Captured, capture_joint
 from planner.tracing.convert import Draft, JointDraft, read_joint
+from planner.tracing.first_values import RealConstants, ValueRecorder
 from planner.tracing.init_rules import InitRecorder
 from planner.tracing.locate import error_line
 from planner.tracing.sources import Factory, find_factory, sizes_for
@@ -35,6 +36,7 @@ class LoadedModel:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     parameters: tuple[StoredTensor, ...]
+    buffers: tuple[StoredBuffer, ...] = ()
 
 
 def trace(request: ModelRequest) -> JointGraph:
@@ -65,6 +67,7 @@ def trace(request: ModelRequest) -> JointGraph:
         draft,
         request,
         parameters=loaded.parameters,
+        buffers=loaded.buffers,
         inputs=inputs,
         symbols=symbols,
         class_name=name,
@@ -90,25 +93,31 @@ def load_model(factory: Factory, request: ModelRequest) -> LoadedModel:
     """Call the factory on the meta device; a factory that needs real numbers (`.item()`) is called once more without it."""
     sizes = sizes_for(factory, request)
     try:
-        made, recorder = _call(factory, sizes, device="meta")
+        made, recorder, tape = _call(factory, sizes, device="meta")
     except PlannerError:
         raise
     except Exception:
         try:
-            made, recorder = _call(factory, sizes, device="cpu")
+            made, recorder, tape = _call(factory, sizes, device="cpu")
         except Exception as error:
             raise InputError(
                 f"the factory of {request.model} fails: {type(error).__name__}: {error}{_at(error)}",
                 hint="It has to run on its own: call it in Python with the same sizes.",
             ) from error
     module, args, kwargs = parts_of(made, request.model)
-    return LoadedModel(module=module, args=args, kwargs=kwargs, parameters=tuple(_stored(module, recorder)))
+    return LoadedModel(
+        module=module,
+        args=args,
+        kwargs=kwargs,
+        parameters=tuple(_stored(module, recorder)),
+        buffers=tuple(_stored_buffers(module, recorder, tape)),
+    )
 
 
-def _call(factory: Factory, sizes: Mapping[str, Any], *, device: str) -> tuple[Any, InitRecorder]:
-    recorder = InitRecorder()
-    with torch.random.fork_rng(devices=[]), torch.device(device), recorder:
-        return factory(**sizes), recorder
+def _call(factory: Factory, sizes: Mapping[str, Any], *, device: str) -> tuple[Any, InitRecorder, ValueRecorder]:
+    recorder, tape = InitRecorder(), ValueRecorder()
+    with torch.random.fork_rng(devices=[]), torch.device(device), RealConstants(device), recorder, tape:
+        return factory(**sizes), recorder, tape
 
 
 def parts_of(made: Any, model: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
@@ -136,6 +145,24 @@ def _stored(module: nn.Module, recorder: InitRecorder) -> Iterator[StoredTensor]
         yield StoredTensor(
             names=tuple(names[number]), meta=meta, init=recorder.rule(parameter), trainable=parameter.requires_grad
         )
+
+
+def _stored_buffers(module: nn.Module, recorder: InitRecorder, tape: ValueRecorder) -> Iterator[StoredBuffer]:
+    """One entry per buffer; names that share a tensor are listed together."""
+    names: dict[int, list[str]] = {}
+    tensors: dict[int, Tensor] = {}
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        names.setdefault(id(buffer), []).append(name)
+        tensors[id(buffer)] = buffer
+    for number, buffer in tensors.items():
+        first_value, unknown = tape.first_value(buffer, recorder.rule(buffer))
+        persistent = any(_is_persistent(module, name) for name in names[number])
+        yield StoredBuffer(names=tuple(names[number]), first_value=first_value, unknown=unknown, persistent=persistent)
+
+
+def _is_persistent(module: nn.Module, name: str) -> bool:
+    owner, _, last = name.rpartition(".")
+    return last not in module.get_submodule(owner)._non_persistent_buffers_set
 
 
 def _capture(loaded: LoadedModel, request: ModelRequest) -> Captured:

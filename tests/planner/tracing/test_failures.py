@@ -14,7 +14,8 @@ CASES = {
     "raises": (TraceError, r"ValueError: no such thing"),
     "data_shape": (TraceError, r"aten\.nonzero\.default has a shape that depends on values"),
     "random": (UnsupportedOpError, r"aten\.native_dropout\.default draws random numbers"),
-    "counting": (UnsupportedOpError, r"forward changes the buffer count in place"),
+    "writes_weight": (UnsupportedOpError, r"forward changes the parameter fc\.weight in place"),
+    "writes_input": (UnsupportedOpError, r"forward changes the input in place"),
     "fails_to_build": (InputError, r"RuntimeError: the configuration is missing"),
 }
 

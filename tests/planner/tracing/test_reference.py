@@ -35,7 +35,7 @@ def request(folder: Path) -> ModelRequest:
 
 def test_casts_inside_the_module_are_float32_too(tmp_path: Path) -> None:
     w, x = torch.randn(4, 4), torch.randn(3, 4)
-    got = reference_step(request(tmp_path), {"parameters": {"w": w}, "inputs": {"x": x}})
+    got = reference_step(request(tmp_path), {"parameters": {"w": w}, "buffers": {}, "inputs": {"x": x}})
     exact = w.clone().requires_grad_()
     ((x @ exact) ** 2).sum().backward()
     assert torch.allclose(got["grads"]["w"], exact.grad, rtol=1e-6)
@@ -43,7 +43,7 @@ def test_casts_inside_the_module_are_float32_too(tmp_path: Path) -> None:
 
 def test_other_parameters_than_planned_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="not those of the plan: v, w"):
-        reference_step(request(tmp_path), {"parameters": {"v": torch.zeros(4, 4)}, "inputs": {"x": torch.zeros(3, 4)}})
+        reference_step(request(tmp_path), {"parameters": {"v": torch.zeros(4, 4)}, "buffers": {}, "inputs": {}})
 
 
 def test_a_model_built_on_meta_gets_its_values() -> None:
@@ -56,5 +56,6 @@ def test_a_model_built_on_meta_gets_its_values() -> None:
     shapes = {name: p.shape for name, p in module.named_parameters()}
     vocab = shapes["output.weight"][0]
     inputs = {name: torch.zeros(tensor.shape, dtype=torch.long) for name, tensor in zip(("tokens", "labels"), args, strict=True)}
-    got = reference_step(asked, {"parameters": {n: torch.zeros(s) for n, s in shapes.items()}, "inputs": inputs})
+    zeros = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    got = reference_step(asked, {"parameters": zeros, "buffers": {}, "inputs": inputs})
     assert got["loss"].item() == pytest.approx(torch.log(torch.tensor(float(vocab))).item(), rel=1e-6)

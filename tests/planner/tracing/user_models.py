@@ -1,5 +1,7 @@
 """Models as a user would write them, each with what a tracer can trip over. Loaded by the tests as `user_models.py:factory`."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -160,6 +162,129 @@ def named_loss():
     return NamedLoss(), (torch.randn(8, 16),)
 
 
+# ---- buffers ------------------------------------------------------------------------------------------------------------
+class Tables(nn.Module):
+    """Buffers as models make them: frequencies, a mask, positions, waves written row by row, numbers from lists and arrays."""
+
+    def __init__(self, seq=12, heads=4, width=32, base=10000.0):
+        super().__init__()
+        self.heads = heads
+        self.sizes = {"S": seq, "H": heads, "HD": width // heads, "D": width}
+        self.q, self.out = nn.Linear(width, width), nn.Linear(width, width)
+        rates = torch.arange(0, width // heads, 2, dtype=torch.int64).float() / (width // heads)
+        self.register_buffer("inv_freq", 1.0 / base**rates, persistent=False)
+        self.register_buffer("mask", torch.tril(torch.ones(seq, seq)).view(1, 1, seq, seq))
+        self.register_buffer("positions", torch.arange(seq).expand((1, -1)), persistent=False)
+        waves = torch.zeros(seq, width)
+        speed = torch.exp(torch.arange(0, width, 2).float() * (-math.log(base) / width))
+        waves[:, 0::2] = torch.sin(torch.arange(seq).unsqueeze(1) * speed)
+        waves[:, 1::2] = torch.cos(torch.arange(seq).unsqueeze(1) * speed)
+        self.register_buffer("waves", waves)
+        self.register_buffer("slopes", torch.tensor([2.0 ** (-8 * (i + 1) / heads) for i in range(heads)]).view(1, heads, 1, 1))
+        self.register_buffer("bends", torch.tensor([math.sin(i) for i in range(4 * width)]).view(4, width)[1])
+        self.register_buffer("features", torch.randn(width, width) / 4)
+        self.register_buffer("table", torch.full((seq,), -1).scatter_(0, torch.tensor([1, 3]), torch.tensor([5, 6])))
+
+    def plan_sizes(self):
+        return self.sizes
+
+    def forward(self, x):
+        b, s, d = x.shape
+        h = (x + self.waves) @ self.features + self.bends + self.table.unsqueeze(-1)
+        q = self.q(h).view(b, s, self.heads, -1).transpose(1, 2)
+        angles = self.positions.float()[..., None] * self.inv_freq
+        angles = torch.cat((angles, angles), -1)[:, None]
+        q = q * angles.cos() + q.roll(1, -1) * angles.sin()
+        scores = (q @ q.transpose(-1, -2) + self.slopes).masked_fill(self.mask[:, :, :s, :s] == 0, float("-inf"))
+        return self.out((scores.softmax(-1) @ q).transpose(1, 2).reshape(b, s, d)).pow(2).mean()
+
+
+def tables(size="full"):
+    full = size == "full"
+    module = Tables(seq=12, heads=4, width=32) if full else Tables(seq=8, heads=2, width=8)
+    return module, (torch.randn(8 if full else 4, 12 if full else 8, 32 if full else 8),)
+
+
+class Statistics(nn.Module):
+    """Buffers that a step writes: running statistics, a counter, a moving average, the last batch; two are read after that."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.fc = nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Linear(8, 8)
+        self.register_buffer("average", torch.zeros(8))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self.register_buffer("last", torch.zeros(8, 8), persistent=False)
+
+    def forward(self, x):
+        self.steps += 1
+        h = self.fc(self.norm(self.conv(x)).relu().mean((2, 3)))
+        with torch.no_grad():
+            self.average.lerp_(h.float().mean(0), 0.1)
+            self.last.copy_(h)
+        return (h * (self.average + 1)).pow(2).mean() / self.steps
+
+
+def statistics():
+    return Statistics(), (torch.randn(8, 4, 8, 8),)
+
+
+class Averaged(nn.Module):
+    """A moving average of a weight, as large as the weight, in each of two layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(AveragedLayer() for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x.pow(2).mean()
+
+
+class AveragedLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 16) / 4)
+        self.register_buffer("slow", torch.zeros(16, 16))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.slow.mul_(0.9).add_(self.weight, alpha=0.1)
+        return x @ self.weight + x @ self.slow
+
+
+def averaged():
+    return Averaged(), (torch.randn(8, 16),)
+
+
+class ManyNumbers(nn.Module):
+    """Numbers from outside: few of them, and far too many."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.fc = nn.Linear(16, 16)
+        self.register_buffer("outside", torch.frombuffer(random_bytes(count), dtype=torch.uint8).float().view(-1, 16))
+
+    def forward(self, x):
+        return (self.fc(x) + self.outside.mean(0)).pow(2).mean()
+
+
+def random_bytes(count):
+    state, out = 1, bytearray()
+    for _ in range(count):
+        state = state * 6364136223846793005 + 1442695040888963407 & (1 << 64) - 1
+        out.append(state >> 56)
+    return out
+
+
+def few_numbers():
+    return ManyNumbers(256), (torch.randn(8, 16),)
+
+
+def many_numbers():
+    return ManyNumbers(1 << 20), (torch.randn(8, 16),)
+
+
 # ---- what cannot be traced ----------------------------------------------------------------------------------------------
 class Failing(nn.Module):
     def __init__(self):
@@ -210,9 +335,16 @@ class Random(Failing):
         return F.dropout(self.fc(x), 0.1).sum()  # random
 
 
-class Counting(Failing):
+class WritesWeight(Failing):
     def forward(self, x):
-        self.count.add_(1.0)  # counting
+        with torch.no_grad():
+            self.fc.weight.clamp_(-1.0, 1.0)  # writes_weight
+        return self.fc(x).sum()
+
+
+class WritesInput(Failing):
+    def forward(self, x):
+        x.add_(1.0)  # writes_input
         return self.fc(x).sum()
 
 
@@ -249,8 +381,12 @@ def random():
     return Random(), (torch.randn(8, 16),)
 
 
-def counting():
-    return Counting(), (torch.randn(8, 16),)
+def writes_weight():
+    return WritesWeight(), (torch.randn(8, 16),)
+
+
+def writes_input():
+    return WritesInput(), (torch.randn(8, 16),)
 
 
 def no_parameters():
