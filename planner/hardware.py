@@ -86,6 +86,8 @@ class AttentionConstants:
         efficiency: fraction of peak [head_dim][tiles][seq], causal FLOPs counted half.
         causal_rate: (seq, rate of causal / rate of full attention), both in their own FLOPs.
         backward_rate: (seq, rate of backward / rate of forward).
+        library_rate: per library (`fa2`, `fa3`, `cudnn`) (seq, its rate / rate of the tables); others run at the tables' rate.
+        library: the one that plans run with.
     """
 
     head_dims: tuple[int, ...]
@@ -94,6 +96,8 @@ class AttentionConstants:
     efficiency: tuple[tuple[tuple[float, ...], ...], ...]
     causal_rate: Points
     backward_rate: Points
+    library_rate: Mapping[str, Points]
+    library: str
     backward_flop_factor: float
     launch_us: float
 
@@ -107,13 +111,40 @@ class PointwiseConstants:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScanConstants:
+    """Chunked scan of linear attention, forward:
+    `t = launch_us + (round_us + chunk_us · ⌈seq/chunk⌉) · max(1, batch · heads / tasks)`.
+
+    Chunks of one sequence follow each other; as many heads as there are `tasks` run at once. A causal convolution over few
+    tokens moves its channels in and out once: `t = bytes / (hbm · convolution_efficiency) + convolution_launch_us`.
+    """
+
+    chunk: int
+    launch_us: float
+    round_us: float
+    chunk_us: float
+    tasks: float
+    convolution_efficiency: float
+    convolution_launch_us: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchConstants:
+    """Time of the issuing CPU thread: per operator in eager PyTorch, per kernel of a compiled program."""
+
+    eager_us: float
+    compiled_us: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeConstants:
     """Collectives among GPUs of one node.
 
     Attributes:
         link_bytes_per_s: datasheet rate of one GPU into the switch, one direction.
         nvls_min_ranks: from this many ranks on an all-reduce of floats is reduced inside the switch; None: never.
-        curves: per collective kind and rank count, (full bytes, µs).
+        curves: per collective kind and rank count, (full bytes, µs). `all_reduce_ring` is what an all-reduce takes that the
+            switch cannot reduce; without it reduce-scatter and all-gather are added.
     """
 
     link_bytes_per_s: float
@@ -161,6 +192,8 @@ class HardwareProfile:
     gemm: GemmConstants
     attention: AttentionConstants
     pointwise: PointwiseConstants
+    scan: ScanConstants
+    launch: LaunchConstants
     node: NodeConstants
     fabric: FabricConstants
     constants: Mapping[str, Constant]
@@ -205,18 +238,22 @@ def fabric_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in FABRIC_FOLDER.glob("*.toml")))
 
 
-def load_profile(name: str, fabric: str | None = None) -> HardwareProfile:
-    """A profile with the fabric between its nodes (None: the one that the profile names).
+def load_profile(name: str) -> HardwareProfile:
+    """A profile by name, `h100_sxm`, with the network that it names; `h100_sxm+roce_8x400g` is the same with another network.
 
     Raises UnknownHardwareError listing what is known, InputError if a file is damaged.
     """
-    if name not in profile_names():
-        raise UnknownHardwareError(f"unknown hardware {name!r}", hint=f"Known: {', '.join(profile_names())}.")
-    data = _with_base(_read(PROFILE_FOLDER / f"{name}.toml"))
-    fabric = fabric or data["fabric_name"]
+    machine, _, fabric = name.partition("+")
+    if machine not in profile_names():
+        raise UnknownHardwareError(f"unknown hardware {machine!r}", hint=f"Known: {', '.join(profile_names())}.")
+    data = _with_base(_read(PROFILE_FOLDER / f"{machine}.toml"))
+    default = data.get("fabric_name", "")
+    fabric = fabric or default
     if fabric not in fabric_names():
         raise UnknownHardwareError(f"unknown fabric {fabric!r}", hint=f"Known: {', '.join(fabric_names())}.")
-    return HardwareProfile.from_dict({**data, "fabric_name": fabric, "fabric": _read(FABRIC_FOLDER / f"{fabric}.toml")["fabric"]})
+    whole = {**data, "fabric_name": fabric, "fabric": _read(FABRIC_FOLDER / f"{fabric}.toml")["fabric"]}
+    whole["name"] = machine if fabric == default else f"{machine}+{fabric}"
+    return HardwareProfile.from_dict(whole)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -359,6 +396,18 @@ class _Reader:
                 efficiency=self.number("pointwise.efficiency", 0.05, 1),
                 launch_us=self.number("pointwise.launch_us", 0, 100),
             ),
+            scan=ScanConstants(
+                chunk=int(self.number("scan.chunk", 1, 1e6)),
+                launch_us=self.number("scan.launch_us", 0, 1000),
+                round_us=self.number("scan.round_us", 0, 1000),
+                chunk_us=self.number("scan.chunk_us", 0.01, 1000),
+                tasks=self.number("scan.tasks", 1, 1e5),
+                convolution_efficiency=self.number("scan.convolution_efficiency", 0.05, 1),
+                convolution_launch_us=self.number("scan.convolution_launch_us", 0, 100),
+            ),
+            launch=LaunchConstants(
+                eager_us=self.number("launch.eager_us", 0, 1000), compiled_us=self.number("launch.compiled_us", 0, 1000)
+            ),
             node=self.node(),
             fabric=self.fabric(),
             constants=constants,
@@ -411,6 +460,10 @@ class _Reader:
             efficiency=tuple(tables),
             causal_rate=self.points("attention.causal_rate", 0.05, 1),
             backward_rate=self.points("attention.backward_rate", 0.05, 1),
+            library=str(self.value("attention.library")),
+            library_rate={
+                name: self.points(f"attention.library_rate.{name}", 0.05, 5) for name in self.names("attention.library_rate")
+            },
             backward_flop_factor=self.number("attention.backward_flop_factor", 1, 5),
             launch_us=self.number("attention.launch_us", 0, 100),
         )

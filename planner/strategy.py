@@ -113,7 +113,9 @@ class KernelShapes:
 
     kind and dims (each int64/float64 [strategies]):
         `gemm`       batch, m, n, k            (operand dtype in `dtype`, `out_dtype`)
-        `attention`  batch, heads, kv_heads, seq_q, seq_k, head_dim; fields causal (bool), backward (bool)
+        `attention`  batch, heads, kv_heads, seq_q, seq_k, head_dim; fields causal (bool), backward (bool), library (optional)
+        `scan`       batch, heads, seq         (chunked scan of linear attention, forward)
+        `conv1d`     tokens, channels          (short causal convolution)
         `pointwise`  operand_bytes [strategies, operands], output_bytes [strategies, outputs]: read + written if nothing is fused
         `region`     flops, operand_bytes, output_bytes, sent_bytes [strategies, collectives]; field sent ((kind, axes), ...)
         `view`, `leaf`  nothing: no time

@@ -27,6 +27,7 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--mesh", metavar="dp=8,tp=8", help="axis=size, outermost first")
     command.add_argument("--hardware", help="default: h100_sxm")
+    command.add_argument("--fabric", help="network between nodes, if not the profile's own (roce_8x400g, efa_32x100g, ...)")
     command.add_argument("--batch", type=int, help="global sequences per micro-step (default: one per device)")
     command.add_argument("--seq", type=int)
     command.add_argument("--layers", type=int)
@@ -116,7 +117,7 @@ def plan_request(args: argparse.Namespace, replay: Plan | None = None) -> pipeli
     return pipeline.PlanRequest(
         model=_model_request(args, replay),
         mesh=mesh,
-        hardware=args.hardware or (replay.hardware_name if replay else "h100_sxm"),
+        hardware=(args.hardware or (replay.hardware_name if replay else "h100_sxm")) + (f"+{args.fabric}" if args.fabric else ""),
         memory_bytes=parse_bytes(args.memory) if args.memory else None,
         optimizer=args.optimizer or (replay.memory_policy.optimizer if replay else "adamw"),
         gpus_per_node=args.gpus_per_node or (replay.gpus_per_node if replay else 8),

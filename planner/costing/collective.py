@@ -58,25 +58,31 @@ def group_shape(mesh: Mesh, axes: tuple[int, ...], gpus_per_node: int) -> GroupS
 
 @dataclass(frozen=True, eq=False)
 class GroupCurves:
-    """µs at KNOTS for each kind of collective in one group."""
+    """µs at KNOTS for each kind of collective in one group; `ring_log_us` for an all-reduce that the switch cannot do."""
 
     shape: GroupShape
     log_us: Mapping[CollectiveKind, np.ndarray]
+    ring_log_us: np.ndarray | None = None
 
     def us(self, kind: CollectiveKind, full_bytes: np.ndarray, *, in_switch: bool = True) -> np.ndarray:
         """float64 like `full_bytes`: time of one collective. 0 for a group of one rank.
 
-        `in_switch` = False for sums that the switch cannot take (integers): reduce-scatter and all-gather instead.
+        `in_switch` = False for sums that the switch cannot take (integers): a ring, or reduce-scatter and all-gather.
         """
         size = np.asarray(full_bytes, np.float64)
         if self.shape.ranks == 1:
             return np.zeros_like(size)
-        direct = np.exp(np.interp(np.log(np.maximum(size, 1.0)), _LOG_KNOTS, self.log_us[kind]))
-        direct = direct * np.maximum(size / KNOTS[-1], 1.0)
+        direct = _read(self.log_us[kind], size)
         if kind is not KIND.ALL_REDUCE:
             return direct
         in_two = self.us(KIND.REDUCE_SCATTER, size) + self.us(KIND.ALL_GATHER, size)
-        return np.minimum(direct, in_two) if in_switch else in_two
+        if in_switch:
+            return np.minimum(direct, in_two)
+        return in_two if self.ring_log_us is None else np.minimum(_read(self.ring_log_us, size), in_two)
+
+
+def _read(log_us: np.ndarray, size: np.ndarray) -> np.ndarray:
+    return np.exp(np.interp(np.log(np.maximum(size, 1.0)), _LOG_KNOTS, log_us)) * np.maximum(size / KNOTS[-1], 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,8 +109,14 @@ def mesh_collectives(hardware: HardwareProfile, mesh: Mesh, gpus_per_node: int) 
 def group_curves(hardware: HardwareProfile, shape: GroupShape) -> GroupCurves:
     if shape.ranks == 1:
         return GroupCurves(shape, {})
+    ring = None
     if shape.nodes == 1:
         us = _node_us(hardware, shape.ranks)
+        if "all_reduce_ring" in hardware.node.curves:
+            measured = [
+                np.maximum.accumulate(_measured_us(hardware.node.curves["all_reduce_ring"], n)) for n in range(2, shape.ranks + 1)
+            ]
+            ring = np.log(np.max([us[KIND.ALL_REDUCE], *measured], axis=0))
     else:
         g = shape.ranks_per_node
         near = _node_us(hardware, g) if g > 1 else {kind: np.zeros(len(KNOTS)) for kind in KIND}
@@ -113,7 +125,7 @@ def group_curves(hardware: HardwareProfile, shape: GroupShape) -> GroupCurves:
         us = {kind: np.maximum(_across_us(hardware, kind, shape, near[kind]), floor[kind]) for kind in KIND}
         for kind in (KIND.REDUCE_SCATTER, KIND.ALL_GATHER):  # measured on other fabrics than the all-reduce
             us[kind] = np.minimum(us[kind], us[KIND.ALL_REDUCE])
-    return GroupCurves(shape, {kind: np.log(values) for kind, values in us.items()})
+    return GroupCurves(shape, {kind: np.log(values) for kind, values in us.items()}, ring)
 
 
 def _node_us(hardware: HardwareProfile, ranks: int) -> dict[CollectiveKind, np.ndarray]:
@@ -162,7 +174,7 @@ def _across_us(hardware: HardwareProfile, kind: CollectiveKind, shape: GroupShap
     near_per_byte = near_us[_BIG] / KNOTS[_BIG] * (g / (g - 1) if g > 1 else 0.0)  # µs per wire byte, 0 for one rank
     wire = (n - 1) / n
     if kind is KIND.ALL_TO_ALL:
-        per_byte = max(near_per_byte * (g - 1) / n, (n - g) / n / network)
+        per_byte = max(near_per_byte * (g - 1) / (2 * g), (n - g) / n / network)  # the near share of two nodes: more cost no less
     elif kind is KIND.ALL_REDUCE:
         tree = shape.nodes == 2
         per_byte = max(near_per_byte * wire, (1.0 if tree else 2 * wire) / (g * network))

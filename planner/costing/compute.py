@@ -72,6 +72,9 @@ def _attention(prices: Kernels, kernel: KernelShapes, traffic: Traffic) -> np.nd
     rate = _attention_efficiency(rule, d, b * h * seq_q / QUERY_TILE_ROWS, seq_k)
     flops = 4 * b * h * seq_q * seq_k * d * (0.5 if causal else 1.0)
     tensors = 2 * b * (h * seq_q + kv * seq_k) * d
+    library = rule.library_rate.get(str(kernel.fields.get("library", rule.library)).lower())
+    if library is not None:
+        rate = np.minimum(rate * _at(library, seq_k), 1.0)
     if not causal:
         rate = np.minimum(rate / _at(rule.causal_rate, seq_k), 1.0)
     if backward:
@@ -119,6 +122,19 @@ def _region(prices: Kernels, kernel: KernelShapes, traffic: Traffic) -> np.ndarr
     return inside_us(kernel, lambda side: grid.us(np.ones_like(side), side, side, side), prices.hardware)
 
 
+def _scan(prices: Kernels, kernel: KernelShapes, traffic: Traffic) -> np.ndarray:
+    batch, heads, seq = (np.asarray(kernel.dims[name], np.float64) for name in ("batch", "heads", "seq"))
+    rule = prices.hardware.scan
+    rounds = np.maximum(batch * heads / rule.tasks, 1.0)
+    return rule.launch_us + (rule.round_us + rule.chunk_us * np.ceil(seq / rule.chunk)) * rounds
+
+
+def _conv1d(prices: Kernels, kernel: KernelShapes, traffic: Traffic) -> np.ndarray:
+    size = 2 * _itemsize(kernel.dtype) * np.asarray(kernel.dims["tokens"], np.float64) * kernel.dims["channels"]
+    rule = prices.hardware.scan
+    return size / (prices.hardware.hbm_bytes_per_s * rule.convolution_efficiency) * 1e6 + rule.convolution_launch_us
+
+
 def _itemsize(dtype: str) -> int:
     if dtype not in ITEMSIZE:
         raise PlannerError(f"no size known for dtype {dtype!r}", hint=f"Known: {', '.join(ITEMSIZE)}.")
@@ -131,6 +147,8 @@ _RULES: Mapping[str, _Rule] = {
     "attention": _attention,
     "pointwise": _pointwise,
     "factory": _pointwise,
+    "scan": _scan,
+    "conv1d": _conv1d,
     "region": _region,
 }
 TIMELESS_KINDS = frozenset({"view", "leaf"})

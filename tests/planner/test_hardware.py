@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from planner.errors import InputError, UnknownHardwareError
-from planner.hardware import CONSTANT_KINDS, HardwareProfile, load_profile, parse_profile, profile_names
+from planner.hardware import CONSTANT_KINDS, HardwareProfile, fabric_names, load_profile, parse_profile, profile_names
 from planner.redistribution import CollectiveKind
 from planner.units import GIB
 
@@ -60,6 +60,33 @@ def test_unknown_hardware_lists_the_known() -> None:
     with pytest.raises(UnknownHardwareError, match="h900") as caught:
         load_profile("h900")
     assert "h100_sxm" in caught.value.hint
+
+
+@pytest.mark.parametrize("fabric", fabric_names())
+def test_any_fabric_goes_with_any_machine(fabric: str) -> None:
+    default, other = load_profile("b200"), load_profile(f"b200+{fabric}")
+    assert other.fabric_name == fabric
+    assert other.node == default.node and other.gemm == default.gemm
+    assert (other.name == "b200") == (fabric == default.fabric_name)
+    assert (other.content_hash == default.content_hash) == (fabric == default.fabric_name)
+    assert load_profile(other.name).content_hash == other.content_hash
+
+
+def test_unknown_fabric_lists_the_known() -> None:
+    with pytest.raises(UnknownHardwareError, match="unknown fabric 'carrier_pigeon'") as caught:
+        load_profile("h100_sxm+carrier_pigeon")
+    assert "roce_8x400g" in caught.value.hint
+
+
+def test_what_comes_from_another_machine_says_so() -> None:
+    """A100 has no table of matmuls of its own: it takes that of H100, as `derived` and without its residual."""
+    constants = load_profile("a100_80gb").constants
+    borrowed = constants["gemm.surface.log_residual"]
+    assert borrowed.kind == "derived" and borrowed.source.startswith("as h100_sxm: ") and borrowed.residual_pct is None
+    assert constants["memory.hbm_bytes_per_s"].kind == "datasheet"
+    assert constants["node.collective.all_gather.n8"].kind == "fitted"
+    twice = load_profile("a100_40gb").constants["gemm.surface.log_residual"]
+    assert twice.source == borrowed.source, "named where it was measured, not where it was passed on"
 
 
 @pytest.mark.parametrize("field", ["value", "unit", "kind", "source", "date"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from planner.costing.collective import GroupShape, group_curves, mesh_collectives
-from planner.hardware import HardwareProfile, load_profile, profile_names
+from planner.hardware import HardwareProfile, load_profile
 from planner.mesh import Mesh
 from planner.redistribution import CollectiveKind
 
@@ -14,6 +14,7 @@ KIND = CollectiveKind
 POWERS = 2.0 ** np.arange(33)
 SIZES = np.unique(np.concatenate([POWERS, POWERS - 1, POWERS + 1, 1.25 * POWERS, 1.5 * POWERS, 1.75 * POWERS]))
 SIZES = SIZES[(SIZES >= 1) & (SIZES <= 2**32)]
+PROFILES = ("h100_sxm", "h100_hbm2e_500w", "a100_80gb", "b200", "noisy")
 RANKS = (2, 3, 4, 6, 8, 16, 64)
 SHAPES = [GroupShape(n, 1, n) for n in RANKS if n <= 8]
 SHAPES += [GroupShape(n * g, n, g) for n in RANKS for g in (1, 2, 4, 8)]
@@ -31,7 +32,7 @@ def noisy(profile: HardwareProfile) -> HardwareProfile:
     return HardwareProfile.from_dict(content)
 
 
-@pytest.fixture(scope="module", params=[*profile_names(), "noisy"])
+@pytest.fixture(scope="module", params=PROFILES)
 def hardware(request: pytest.FixtureRequest) -> HardwareProfile:
     return noisy(load_profile("h100_sxm")) if request.param == "noisy" else load_profile(request.param)
 

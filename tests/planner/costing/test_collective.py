@@ -36,11 +36,11 @@ def test_group_lies_on_nodes_by_rank_order(
 @pytest.mark.parametrize("kind", list(KIND))
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_curve_passes_through_the_profile_where_the_laws_allow(kind: CollectiveKind, ranks: int) -> None:
-    """From 16 MiB up the measured curves all but keep the laws by themselves: 1.1 % is clamped at most."""
+    """From 16 MiB up the measured curves all but keep the laws by themselves: 2 % is clamped at most."""
     for size, us in H100.node.curves[kind][ranks]:
         if size >= 16 * MIB:
             found = group_curves(H100, GroupShape(ranks, 1, ranks)).us(kind, np.array([size]))
-            assert found == pytest.approx(us, rel=0.011)
+            assert found == pytest.approx(us, rel=0.02)
 
 
 def test_unmeasured_rank_counts_lie_between_their_neighbours() -> None:
@@ -63,8 +63,12 @@ def test_integer_sums_do_not_use_the_switch() -> None:
     size = np.array([256.0 * MIB])
     floats, integers = (curves.us(KIND.ALL_REDUCE, (0,), size, dtype) for dtype in ("bfloat16", "int64"))
     parts = curves.us(KIND.REDUCE_SCATTER, (0,), size, "int64") + curves.us(KIND.ALL_GATHER, (0,), size, "int64")
-    assert integers == pytest.approx(parts)
-    assert floats < integers
+    assert floats < integers <= parts
+    assert integers == pytest.approx(curve_at(H100.node.curves["all_reduce_ring"][8], 256 * MIB), rel=0.02)
+
+
+def curve_at(points: tuple[tuple[float, float], ...], size: float) -> float:
+    return dict(points)[size]
 
 
 def test_spread_group_is_bound_by_one_network_card_each() -> None:

@@ -1,0 +1,53 @@
+"""Rows of collectives, sizes as in nccl-tests."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from planner.accuracy.labels import profile_for
+from planner.accuracy.rows import Fields, Scored, Skip, needed
+from planner.costing.collective import GroupShape, group_curves
+from planner.redistribution import CollectiveKind
+from planner.units import MIB
+
+COLLECTIVE_COLUMNS = (
+    "source_url", "gpu", "nodes", "gpus", "collective", "size_bytes", "time_us", "fabric", "variant", "reliability",
+)  # fmt: skip
+NOT_NCCL = re.compile(r"MSCCL\+\+ kernel|peak", re.IGNORECASE)
+NO_SWITCH = re.compile(r"int8|NVLS_ENABLE=0|\bRing\b|algo=Ring", re.IGNORECASE)
+
+FROM_THE_HOST = re.compile(r"torch", re.IGNORECASE)
+"""Timed around a blocking call in PyTorch: the operator and the launch are in the time."""
+
+
+def score_collective(row: Fields) -> Scored:
+    """Measured alone: no other group uses the links."""
+    nodes, ranks, size, us = needed(row, "nodes", "gpus", "size_bytes", "time_us")
+    where = "in a node" if nodes == 1 else "across nodes"
+    how = ">= 1 MiB" if size >= MIB else "< 1 MiB"
+    label = f"{row['gpu']} {row['collective']} {int(ranks)} ranks, {int(nodes)} nodes, {int(size)} B, {row['fabric']}"
+    scored = Scored(category=f"collectives {where}, {how}", source=row["source_url"], label=label, measured=us)
+    try:
+        predicted = predict_us(row, int(nodes), int(ranks), size)
+    except Skip as skip:
+        return Scored(**{**vars(scored), "skipped": str(skip)})
+    return Scored(**{**vars(scored), "predicted": predicted})
+
+
+def predict_us(row: Fields, nodes: int, ranks: int, size: float) -> float:
+    variant = row["variant"]
+    if NOT_NCCL.search(variant):
+        raise Skip("not NCCL, or a peak without its size")
+    if row["reliability"] == "low":
+        raise Skip("source marked as of low reliability")
+    if row["collective"] not in set(CollectiveKind):
+        raise Skip(f"no collective {row['collective']!r}")
+    if ranks % nodes:
+        raise Skip("ranks do not divide over the nodes")
+    profile = profile_for(row["gpu"], row["fabric"] if nodes > 1 else "")
+    in_switch = not NO_SWITCH.search(variant) or "NVLS default" in variant
+    host_us = profile.launch.eager_us + profile.launch.compiled_us if FROM_THE_HOST.search(variant) else 0.0
+    curves = group_curves(profile, GroupShape(ranks, nodes, ranks // nodes))
+    return host_us + float(curves.us(CollectiveKind(row["collective"]), np.array([size]), in_switch=in_switch)[0])

@@ -1,0 +1,62 @@
+"""A folder of CSV files -> scored rows. File names and columns say what a file is; other files are listed, not guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.accuracy.kernels import KERNEL_FILES, score_attention_figure
+from planner.accuracy.links import COLLECTIVE_COLUMNS, score_collective
+from planner.accuracy.rows import Fields, Scored, Skip, read_csv
+from planner.errors import InputError
+
+Progress = Callable[[str], None]
+FIGURE_COLUMNS = ("gpu", "library", "phase", "head_dim", "causal", "seq", "total_tokens", "tflops")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What was found: rows with predictions or reasons, and files that are none of the known ones."""
+
+    rows: tuple[Scored, ...]
+    unknown_files: tuple[str, ...]
+
+
+def score_folder(folder: Path, *, progress: Progress = lambda file: None) -> Folder:
+    """Raises InputError if there is no such folder or a known file lacks a column."""
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder}", hint="Give the folder with the CSV files.")
+    rows: list[Scored] = []
+    unknown = []
+    for path in sorted(folder.iterdir()):
+        if not path.name.endswith((".csv", ".csv.gz")):
+            continue
+        found = _score_file(path)
+        if found is None:
+            unknown.append(path.name)
+            continue
+        progress(path.name)
+        rows += found
+    return Folder(tuple(rows), tuple(unknown))
+
+
+def _score_file(path: Path) -> Iterator[Scored] | None:
+    for pattern, score in KERNEL_FILES:
+        if pattern.match(path.name):
+            return score(path)
+    name = path.name.removesuffix(".gz").removesuffix(".csv")
+    if name == "collectives":
+        return _each(path, COLLECTIVE_COLUMNS, score_collective)
+    if name == "attention_fa_figures":
+        return _each(path, FIGURE_COLUMNS, score_attention_figure)
+    return None
+
+
+def _each(path: Path, columns: tuple[str, ...], score: Callable[[Fields], Scored]) -> Iterator[Scored]:
+    for line, row in enumerate(read_csv(path, columns), 2):
+        try:
+            yield score(row)
+        except Skip as skip:
+            where = f"{path.name} line {line}"
+            yield Scored(category=path.name, source=where, label=where, measured=float("nan"), skipped=str(skip))
