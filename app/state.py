@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from app.view_models.graph_messages import DrawnGraph
 from app.view_models.pins import PinHistory
 from app.view_models.setup_form import SetupForm, form_of
 from app.workspace import Workspace, default_folder
-from planner import JointGraph, Plan, PlannerError, models
+from planner import JointGraph, Plan, PlannerError, models, planned_graph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,7 @@ class Document:
 
     Attributes:
         project, draft: ids in the workspace. The draft is written with its first change.
+        graph: of the model, as traced.
         base: the plan it is compared with: the one it was solved from.
         memory_bytes: the budget asked for, None for what the hardware leaves.
         graph_path: where a worker finds the graph.
@@ -45,6 +47,11 @@ class Document:
     @property
     def name(self) -> str:
         return f"{self.plan.request.model} on {self.plan.mesh}"
+
+    @cached_property
+    def shown(self) -> JointGraph:
+        """The graph of the plan: the model's, with the layers repeated that the plan checkpoints."""
+        return planned_graph(self.plan, self.graph)
 
 
 @dataclass(kw_only=True)
@@ -142,7 +149,7 @@ def show(found: Session, document: Document, *, stored: bool = False) -> None:
     found.from_graph, found.note = None, ""
     samples = tuple(model.name for model in models())
     found.form = form_of(document.plan, document.memory_bytes, samples)
-    if found.selected and found.selected not in drawn(document.graph).keys:
+    if found.selected and found.selected not in drawn(document.shown).keys:
         found.selected = None
 
 

@@ -27,7 +27,7 @@ def _spec(document: Document) -> OpenSpec:
     plan = document.plan
     return OpenSpec(
         request=plan.request, mesh=plan.mesh, hardware=plan.hardware_name, optimizer=plan.memory_policy.optimizer,
-        graph_path=document.graph_path,
+        checkpoint=plan.checkpoint, graph_path=document.graph_path,
     )  # fmt: skip
 
 
@@ -73,6 +73,7 @@ def start(found: Session, request: PlanRequest) -> None:
     keep = document is not None and document.plan.request == request.sized_model
     spec = OpenSpec(
         request=request.sized_model, mesh=request.mesh, hardware=request.hardware, optimizer=request.optimizer,
+        checkpoint=request.checkpoint,
         graph_path=document.graph_path if keep and document is not None else None,
     )  # fmt: skip
     worker = pool().worker(draft, spec)
@@ -91,13 +92,14 @@ def solve(found: Session) -> None:
 
 
 def prove(found: Session, time_limit_s: float = SOLVE_LIMIT_S) -> None:
-    """Look for a proof, or a better plan, of the plan that is open."""
+    """Look for a proof, or a better plan, of the plan that is open, with the layers that it checkpoints."""
     document = found.document
     assert document is not None
     stop_proof(found)
     draft = f"{document.draft} proof"
     worker = pool().worker(draft, _spec(document), behind=_worker(document))
-    job = worker.submit("solve", document.plan.pins, document.memory_bytes, time_limit_s, None)
+    plan = document.plan
+    job = worker.submit("solve", plan.pins, document.memory_bytes, time_limit_s, None, plan.checkpointed)
     found.proof = Running(kind="proof", job=job, worker=worker, draft=draft, plan_id=document.plan.plan_id)
 
 

@@ -40,6 +40,7 @@ _HOME = {
     "hardware_names": "pipeline",
     "check_batch": "pipeline",
     "check_same_model": "pipeline",
+    "planned_graph": "pipeline",
     "trace": "pipeline",
     "diff": "pipeline",
     "export": "pipeline",

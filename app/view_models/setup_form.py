@@ -14,6 +14,7 @@ from planner import InputError, Mesh, ModelRequest, Plan, PlannerError, PlanRequ
 T = TypeVar("T")
 OPTIMIZERS = ("adamw", "sgd", "none")
 PRECISIONS = ("bf16-mixed", "as-traced")
+CHECKPOINTS = ("auto", "none", "full")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,7 @@ class SetupForm:
     hardware: str = "h100_sxm"
     optimizer: str = "adamw"
     memory: str = ""
+    checkpoint: str = "auto"
     time_limit: str = "60"
 
     @property
@@ -54,7 +56,7 @@ def form_of(plan: Plan, memory_bytes: int | None, samples: tuple[str, ...]) -> S
         custom_model="" if is_sample else request.model,
         batch=_text(request.batch), seq=_text(request.seq), layers=_text(request.layers), precision=request.precision,
         mesh=str(plan.mesh), hardware=plan.hardware_name, optimizer=plan.memory_policy.optimizer,
-        memory="" if memory_bytes is None else f"{memory_bytes / 2**30:g}GiB",
+        memory="" if memory_bytes is None else f"{memory_bytes / 2**30:g}GiB", checkpoint=plan.checkpoint,
     )  # fmt: skip
 
 
@@ -70,6 +72,7 @@ def read(form: SetupForm) -> FormResult:
     request = PlanRequest(
         model=ModelRequest(model=form.model_id, precision=form.precision, **numbers),
         mesh=mesh, hardware=form.hardware, memory_bytes=memory, optimizer=form.optimizer, time_limit_s=limit,
+        checkpoint=form.checkpoint,
     )  # fmt: skip
     if _try(errors, "batch", lambda: check_batch(request) or True) is None:
         return FormResult(request=None, errors=errors)

@@ -37,7 +37,7 @@ def _explorer() -> None:
     found = state.session()
     document = found.document
     assert document is not None
-    drawn = state.drawn(document.graph)
+    drawn = state.drawn(document.shown)
     with st.container(horizontal=True, gap="small", key="explorer"):
         with st.container(width="stretch"):
             selected, group = plan_graph(drawn.topology, overlay(found), focus=found.focus, key=f"graph_{document.draft}")
@@ -55,9 +55,9 @@ def overlay(found: state.Session) -> dict[str, Any]:
     assert document is not None
     what = (document.plan.plan_id, document.base.plan_id if document.base else "", document.history.pins)
     if found.overlay is None or found.overlay[0] != what:
-        pins, _ = pinned_keys(document.graph, document.history.pins)
-        base = changes.changed_keys(document.graph, document.base, document.plan) if document.base else {}
-        message = overlay_message(state.drawn(document.graph), document.plan, pins=pins, base=base)
+        pins, _ = pinned_keys(document.shown, document.history.pins)
+        base = changes.changed_keys(document.shown, document.base, document.plan) if document.base else {}
+        message = overlay_message(state.drawn(document.shown), document.plan, pins=pins, base=base)
         found.overlay = (what, message)
     return dict(found.overlay[1])
 
@@ -68,7 +68,7 @@ def _take_table_click(found: state.Session) -> None:
     if rows != st.session_state.get("op_table_seen", []):
         st.session_state["op_table_seen"] = rows
         if rows and found.document is not None:
-            state.select(found, state.drawn(found.document.graph).keys[rows[0]])
+            state.select(found, state.drawn(found.document.shown).keys[rows[0]])
 
 
 def _table(found: state.Session) -> None:
@@ -76,7 +76,7 @@ def _table(found: state.Session) -> None:
     document = found.document
     assert document is not None
     if st.toggle("Op table", key="show_table", help="The same data as the graph; a row selects its op."):
-        columns = op_table.columns(state.drawn(document.graph), overlay(found), document.plan)
+        columns = op_table.columns(state.drawn(document.shown), overlay(found), document.plan)
         st.dataframe(
             columns, key="op_table", on_select="rerun", selection_mode="single-row", height=420, hide_index=True, width="stretch",
         )  # fmt: skip

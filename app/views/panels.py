@@ -31,7 +31,7 @@ def draw(found: state.Session) -> None:
 def _inspect(found: state.Session) -> None:
     document = found.document
     assert document is not None
-    seen = inspector.inspect(document.graph, document.plan, found.selected) if found.selected else None
+    seen = inspector.inspect(document.shown, document.plan, found.selected) if found.selected else None
     if seen is None:
         st.info("Click a module to open it, an op to inspect and pin it. The Keys button in the graph lists the keyboard.")
         return

@@ -27,7 +27,7 @@ def pin_form(found: state.Session) -> None:
     """Target, then legal placements as soon as the worker has answered, then scope, reason and the button."""
     document = found.document
     assert document is not None and found.selected is not None
-    targets = pins_model.targets(document.graph, found.selected)
+    targets = pins_model.targets(document.shown, found.selected)
     if not targets:
         return
     labels = [target.label for target in targets]
@@ -102,7 +102,7 @@ def _pin(document: state.Document, where: str, placement: str, reason: str) -> P
 def _matches(document: state.Document, where: str) -> tuple[int, str]:
     """(number of tensors, "") or (0, why not)."""
     try:
-        return pins_model.count_matches(document.graph, where), ""
+        return pins_model.count_matches(document.shown, where), ""
     except PlannerError as error:
         return 0, describe(error)
 
@@ -111,7 +111,7 @@ def pin_list(found: state.Session) -> None:
     document = found.document
     assert document is not None
     history = document.history
-    _, orphans = pins_model.pinned_keys(document.graph, history.pins)
+    _, orphans = pins_model.pinned_keys(document.shown, history.pins)
     with st.container(border=True, key="pins"):
         stale = " · plan is stale" if is_stale(document) else ""
         st.markdown(f"**Pins ({len(history.pins)})**{stale}")
@@ -135,5 +135,5 @@ def pin_list(found: state.Session) -> None:
 
 
 def _count_text(document: state.Document, where: str) -> str:
-    count = pins_model.count_matches(document.graph, where)
+    count = pins_model.count_matches(document.shown, where)
     return f"×{count}" if count > 1 else ""

@@ -15,6 +15,9 @@ from app.view_models import setup_form
 from app.view_models.setup_form import SetupForm
 from planner import PlannerError, hardware_names, models
 
+CHECKPOINTING = (
+    "Layers whose forward pass runs again in backward, so that less is kept. auto: as few as the memory budget makes worthwhile."
+)
 STAGES = ("trace", "strategies and prices", "compile", "solve")
 
 
@@ -63,12 +66,14 @@ def _fields(form: SetupForm, slots: dict[str, DeltaGenerator]) -> SetupForm:
     cluster[0].caption("The last axis is the nearest devices. Axes named dp, fsdp, data and so on split the batch.")
     cluster[1].selectbox("Hardware", profiles, key="hardware")
     st.subheader("Limits")
-    limits = st.columns(3)
+    limits = st.columns(4)
     limits[0].text_input("Memory per device", placeholder="what the hardware leaves", key="memory")
     slots["memory"] = limits[0].empty()
     limits[1].selectbox("Optimizer", setup_form.OPTIMIZERS, key="optimizer")
-    limits[2].text_input("Solver time, seconds", key="time_limit")
-    slots["time_limit"] = limits[2].empty()
+    ways = list(dict.fromkeys((*setup_form.CHECKPOINTS, form.checkpoint)))
+    limits[2].selectbox("Checkpointing", ways, key="checkpoint", help=CHECKPOINTING)
+    limits[3].text_input("Solver time, seconds", key="time_limit")
+    slots["time_limit"] = limits[3].empty()
     return SetupForm(**{field.name: st.session_state[field.name] or "" for field in fields(form)})
 
 

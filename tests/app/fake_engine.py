@@ -33,7 +33,13 @@ class FakeEngine:
         return legal(self.graph, key, self.mesh)
 
     def solve(
-        self, progress: Progress, pins: tuple[Pin, ...], memory_bytes: int | None, time_limit_s: float, exact: bool | None
+        self,
+        progress: Progress,
+        pins: tuple[Pin, ...],
+        memory_bytes: int | None,
+        time_limit_s: float,
+        exact: bool | None,
+        layers: tuple[str, ...] | None = None,
     ) -> Plan:
         progress("solve")
         notes = {pin.note for pin in pins}

@@ -153,7 +153,7 @@ def make_plan(graph: JointGraph, mesh: Mesh = MESH, pins: tuple[Pin, ...] = (), 
         redistributions=moves,
         memory=MemoryBreakdown(parameter_bytes=2**30, gradient_bytes=2**30, optimizer_bytes=2**31, activation_bytes=2**32),
         report=SolveReport(status="optimal", objective_us=total, bound_us=total, method="made up", seconds=0.1),
-        num_ops=graph.num_ops, replicated_for_lack_of_a_rule=(),
+        num_ops=graph.num_ops, replicated_for_lack_of_a_rule=(), checkpointed=graph.checkpointed,
     )  # fmt: skip
 
 

@@ -208,6 +208,9 @@ def test_the_form_of_a_plan_asks_for_that_plan():
     request = setup_form.read(form).request
     assert request is not None and request.model == PLAN.request and request.mesh == PLAN.mesh
     assert setup_form.stages_to_run(request, PLAN)[0] != "trace"
+    for how in ("auto", "none", "full", "full:3"):
+        again = setup_form.read(setup_form.form_of(replace(PLAN, checkpoint=how), None, ("llama3-tiny",))).request
+        assert again is not None and again.checkpoint == how
 
 
 def test_other_sizes_need_a_new_trace():
