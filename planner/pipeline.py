@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from planner.cost import CostTable
     from planner.exporting.verify import Export
     from planner.hardware import HardwareProfile
+    from planner.reasons import Override
     from planner.solving.solve import Solver
     from planner.strategy import BannedRow, StrategySpace
     from planner.tracing.sources import ModelInfo
@@ -248,6 +249,24 @@ class Workbench:
         """Rows of the node's rule that this mesh and shape rule out, with the reason."""
         bench = self.variants.holding(key)
         return bench.space.strategies[bench._node(key)].banned
+
+    def overrides(
+        self,
+        key: str,
+        output: int = 0,
+        constraints: Sequence[Constraint] = (),
+        *,
+        exact: bool | None = False,
+        time_limit_s: float = 60.0,
+        row: Callable[[Override], None] = lambda override: None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> tuple[Override, ...]:
+        """What the best plan comes to for each legal placement of a tensor; see `overrides.py`. `key` is a node key, or anything
+        that a pin can name (then all its tensors are pinned together)."""
+        from planner.overrides import Place, overrides
+
+        place = Place.find(self.variants.holding(key), key, output, constraints)
+        return overrides(place, constraints, exact=exact, time_limit_s=time_limit_s, row=row, cancelled=cancelled)
 
     def _node(self, key: str) -> int:
         if key not in self.graph.node_by_key:

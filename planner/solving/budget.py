@@ -71,7 +71,8 @@ class BudgetSearch:
         self.problem = solver.problem
         self.cost_us = cost_us
         self.budget_bytes = budget_bytes
-        self.effort = effort
+        self.effort = replace(effort, tell=None)  # what it could tell are prices with memory in them
+        self.tell = effort.tell
         self.excess = Excess.of(solver.layout, cost_us, solver.problem.num_bytes)
         self.bound = -np.inf
         self.best_price = self.price = 0.0
@@ -169,6 +170,8 @@ class BudgetSearch:
             else:
                 self.low = max(self.low, price)
         self.mix()
+        if self.tell is not None:
+            self.tell(math.inf if self.best is None else self.best[0], self.bound)
 
     def offset(self, price: float) -> float:
         return price * (self.budget_bytes - self.excess.least_total)

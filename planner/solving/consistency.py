@@ -9,7 +9,7 @@ import numpy as np
 from planner.solving.layout import Layout
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _revise(lay, alive, node, port, others, other_port, table, size):
     """Kill strategies of `node` whose placement has no partner among `others`' strategies. Row-major `table` starts with
     the node's side. -> number of strategies killed."""
@@ -39,7 +39,7 @@ def _revise(lay, alive, node, port, others, other_port, table, size):
     return killed
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _mark(lay, node, dirty):
     for c in range(lay.out_at[node], lay.out_at[node + 1]):
         dirty[lay.out_edge[c]] = True
@@ -47,7 +47,7 @@ def _mark(lay, node, dirty):
         dirty[lay.in_edge[c]] = True
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _propagate(lay, alive, dirty):
     """Revise dirty edges until none is left. -> a node without any strategy, or -1."""
     again = True

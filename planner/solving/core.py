@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.solving.ilp import IlpResult, count_columns, solve_ilp
+from planner.solving.ilp import IlpResult, Watch, count_columns, solve_ilp
 from planner.solving.layout import EdgeSpec, Layout, flatten
 
 
@@ -98,6 +98,7 @@ def solve_core(
     max_columns: int,
     time_limit_s: float,
     gap_us: float,
+    watch: Watch | None = None,
 ) -> IlpResult | None:
     """The exact optimum among strategies not ruled out; None if the core has more than `max_columns` variables."""
     if _open_strategies(layout, cost_us) > max_columns:
@@ -113,17 +114,20 @@ def solve_core(
             value = core.constant_us if fits else np.inf
             return IlpResult("optimal" if fits else "infeasible", value, value, core.decided if fits else None)
         found = solve_ilp(
-            core.layout, core.cost_us, num_bytes=core.num_bytes, budget_bytes=rest, time_limit_s=time_limit_s, gap_us=gap_us
-        )
+            core.layout, core.cost_us, num_bytes=core.num_bytes, budget_bytes=rest, time_limit_s=time_limit_s, gap_us=gap_us,
+            watch=watch and watch.shifted(core.constant_us),
+        )  # fmt: skip
         return _whole(core, found)
     parts = _parts(core)
     if sum(count_columns(part.layout, part.cost_us) for part in parts) > max_columns:
         return None
     choice = np.zeros(len(core.nodes), np.int64)
     value, bound, status = 0.0, 0.0, "optimal"
+    if watch is not None:  # what one of several parts comes to says nothing about the whole
+        watch = watch.shifted(core.constant_us) if len(parts) == 1 else Watch(watch.cancelled)
     for part in parts:
         found = solve_ilp(
-            part.layout, part.cost_us, time_limit_s=until - time.monotonic(), gap_us=gap_us / max(1, len(parts))
+            part.layout, part.cost_us, time_limit_s=until - time.monotonic(), gap_us=gap_us / max(1, len(parts)), watch=watch
         )  # fmt: skip
         if found.choice is None:
             return found

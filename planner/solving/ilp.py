@@ -23,10 +23,13 @@ feasibility tolerance of the solver (1e-6) stays far below one byte unit.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pulp
+from highspy import cb as highs_callbacks
 
 from planner.errors import SolverError
 from planner.solving.layout import Layout
@@ -36,13 +39,33 @@ from planner.solving.layout import Layout
 class IlpResult:
     """`choice` (strategy per node) and `value_us` hold only with status `optimal` or `feasible`.
 
-    status: `optimal` | `feasible` (stopped by time, with a plan) | `infeasible` | `time_limit` (stopped without a plan).
+    status: `optimal` | `feasible` (stopped by time or cancelled, with a plan) | `infeasible` | `time_limit`
+    (stopped without a plan).
     """
 
     status: str
     value_us: float
     bound_us: float
     choice: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who looks on while the solver runs. `cancelled` is polled; `tell` gets the value (`inf` without a plan) and the bound."""
+
+    cancelled: Callable[[], bool] | None = None
+    tell: Callable[[float, float], None] | None = None
+
+    def shifted(self, constant_us: float) -> Watch:
+        """The same for a part of a problem; the rest costs a constant."""
+        tell = self.tell
+        if tell is None:
+            return self
+        return Watch(self.cancelled, lambda value, bound: tell(value + constant_us, bound + constant_us))
+
+
+STOPPED = ("Time limit reached", "Interrupted by user")
+"""How HiGHS says that it ended before a proof."""
 
 
 def count_columns(layout: Layout, cost_us: np.ndarray) -> int:
@@ -63,10 +86,12 @@ def solve_ilp(
     budget_bytes: int | None = None,
     time_limit_s: float = 60.0,
     gap_us: float = 1e-6,
+    watch: Watch | None = None,
 ) -> IlpResult:
     """State and solve. `cost_us` is flat over strategies, `inf` = ruled out (that is how pins and fixings arrive).
 
-    `gap_us` is the absolute difference of value and bound at which the solver may stop.
+    `gap_us` is the absolute difference of value and bound at which the solver may stop. A cancelled solve ends like one that
+    runs out of time.
     """
     if any(not np.isfinite(cost_us[layout.span(node)]).any() for node in range(layout.num_nodes)):
         return IlpResult("infeasible", np.inf, np.inf, None)
@@ -83,12 +108,29 @@ def solve_ilp(
         assert num_bytes is not None, "a budget needs the bytes per strategy"
         _state_budget(program, layout, x, num_bytes, budget_bytes)
     program.setObjective(pulp.LpAffineExpression(priced))
-    solver = pulp.HiGHS(msg=False, timeLimit=time_limit_s, gapRel=0.0, gapAbs=gap_us, threads=1)
+    solver = pulp.HiGHS(
+        msg=False, timeLimit=time_limit_s, gapRel=0.0, gapAbs=gap_us, threads=1, **({} if watch is None else _listening(watch))
+    )  # fmt: skip
     try:
         program.solve(solver)
     except pulp.PulpError as error:
         raise SolverError(f"the integer program could not be solved: {error}", hint="Solve without the exact step.") from error
     return _read(program, layout, x, cost_us, num_bytes, budget_bytes)
+
+
+def _listening(watch: Watch) -> dict[str, Any]:
+    """Arguments that make HiGHS report and stop."""
+    kinds = highs_callbacks.HighsCallbackType
+    active = [kinds.kCallbackMipInterrupt, kinds.kCallbackSimplexInterrupt, kinds.kCallbackMipLogging]
+
+    def listen(kind: Any, message: str, out: Any, into: Any, user: Any) -> None:
+        if kind == kinds.kCallbackMipLogging:
+            if watch.tell is not None:
+                watch.tell(float(out.mip_primal_bound), float(out.mip_dual_bound))
+        elif watch.cancelled is not None and watch.cancelled():
+            into.user_interrupt = True
+
+    return {"callbackTuple": (listen, None), "callbacksToActivate": active}
 
 
 def _strategy_variables(program: pulp.LpProblem, layout: Layout, cost_us: np.ndarray) -> dict[int, pulp.LpVariable]:
@@ -174,9 +216,9 @@ def _read(
     info = highs.getInfo()
     if verdict in ("Infeasible", "Primal infeasible or unbounded"):
         return IlpResult("infeasible", np.inf, np.inf, None)
-    if verdict not in ("Optimal", "Time limit reached"):
+    if verdict not in ("Optimal", *STOPPED):
         raise SolverError(f"HiGHS stopped with status {verdict!r}", hint="Solve without the exact step.")
-    bound = float(info.mip_dual_bound) if verdict == "Time limit reached" or x else float(info.objective_function_value)
+    bound = float(info.mip_dual_bound) if verdict in STOPPED or x else float(info.objective_function_value)
     if info.primal_solution_status != 2:  # kSolutionStatusFeasible
         return IlpResult("time_limit", np.inf, bound, None)
     choice = np.zeros(layout.num_nodes, np.int64)

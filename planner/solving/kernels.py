@@ -49,7 +49,7 @@ class Messages(NamedTuple):
             mine[:] = other
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _transform(h, old, at, table, base, n, msg):
     """msg[q] = min_p h[p] - old[at + p] + table[p, q]; h is `inf` where no living strategy has placement p. The table is a
     shortest-path closure, so a p that is already reached more cheaply (msg[p] <= h[p]) is exact to skip."""
@@ -70,7 +70,7 @@ def _transform(h, old, at, table, base, n, msg):
                 new[q] = min(new[q], w + row[q])
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _store(messages, at, n, msg, eps):
     """Write the message, normalised to minimum 0, if some entry moved by more than eps. -> (moved, constant for the bound).
     An old message may stay if the constant is lowered so that old + constant <= new everywhere."""
@@ -90,7 +90,7 @@ def _store(messages, at, n, msg, eps):
     return True, low
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _gather(lay, cost, m, i, d):
     """d[s] = cost of strategy s of node i + all messages into i. -> number of strategies"""
     start = lay.first[i]
@@ -111,13 +111,13 @@ def _gather(lay, cost, m, i, d):
     return k
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _share(lay, i):
     """g: which part of a node's cost each of its chains gets."""
     return 1.0 / max(1, lay.out_at[i + 1] - lay.out_at[i], lay.in_at[i + 1] - lay.in_at[i])
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _spread(pool, port, d, k, g, h, n):
     """h[p] = min over strategies at placement p of g * d."""
     least, numbers, price = h[:n], pool[port : port + k], d[:k]
@@ -128,7 +128,7 @@ def _spread(pool, port, d, k, g, h, n):
         least[p] = min(least[p], g * price[s])
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _price_row(lay, e, from_u, fixed, penalty, d, k):
     """Add the price of edge e to d, the other end being fixed at strategy `fixed`; impossible costs `penalty`."""
     t = lay.edge_table[e]
@@ -144,7 +144,7 @@ def _price_row(lay, e, from_u, fixed, penalty, d, k):
         total[s] += min(penalty, row[port[s]])
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _argmin(d, k):
     best, values = 0, d[:k]
     for s in range(1, k):
@@ -153,7 +153,7 @@ def _argmin(d, k):
     return best
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def value_of(lay, cost, x):
     """Price of the choice x, `inf` if some pair is impossible."""
     total = 0.0
@@ -166,7 +166,7 @@ def value_of(lay, cost, x):
     return total
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _decode_forward(lay, cost, m, penalty, d):
     """Decide nodes in order: earlier neighbours are decided (their price), later ones speak through messages."""
     for i in range(lay.first.size - 1):
@@ -191,7 +191,7 @@ def _decode_forward(lay, cost, m, penalty, d):
                 m.stale_choice[lay.edge_v[lay.out_edge[c]]] = True
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def decode_backward(lay, cost, m, penalty, x):
     """As the forward decoding, in the opposite order, into x."""
     d = np.empty(np.diff(lay.first).max())
@@ -210,7 +210,7 @@ def decode_backward(lay, cost, m, penalty, x):
         x[i] = _argmin(d, k)
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _forward_pass(lay, cost, m, active, eps, d, h, msg):
     """Messages towards later nodes."""
     for i in range(lay.first.size - 1):
@@ -230,7 +230,7 @@ def _forward_pass(lay, cost, m, active, eps, d, h, msg):
                 m.stale_backward[lay.edge_v[e]] = True
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _backward_pass(lay, cost, m, active, eps, d, h, msg):
     """Messages towards earlier nodes, and the parts of the bound."""
     for i in range(lay.first.size - 2, -1, -1):
@@ -256,7 +256,7 @@ def _backward_pass(lay, cost, m, active, eps, d, h, msg):
                 m.stale_choice[u] = True
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def sweeps(lay, cost, m, active, count, tolerance, eps, penalty, x):
     """Up to `count` sweeps (forward pass, decoding, backward pass); the best plan found goes into x.
 
@@ -286,7 +286,7 @@ def sweeps(lay, cost, m, active, count, tolerance, eps, penalty, x):
     return best, bound, done
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def settle(lay, cost, m, active, count, eps, enough):
     """Up to `count` sweeps among the active nodes only, until the sum of the bound's parts moves by less than `enough`. The
     parts are no bound afterwards, until a sweep visits what became stale outside."""
@@ -303,7 +303,7 @@ def settle(lay, cost, m, active, count, eps, enough):
         before = total
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def reduced_costs(lay, cost, m, out):
     """out[s] = a lower bound on (price of any plan with that strategy) - (bound of the messages), `inf` if impossible.
 
@@ -347,7 +347,7 @@ def reduced_costs(lay, cost, m, out):
                 out[lay.first[i] + s] += max(0.0, near_v[lay.pool[lay.port_v[e] + s]] + g * d[s])
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _grow_forest(lay, order, root_of, in_forest):
     """Take nodes in `order` while the taken ones induce a forest (no two edges into one tree)."""
     for i in range(root_of.size):
@@ -379,7 +379,7 @@ def _grow_forest(lay, order, root_of, in_forest):
                 root_of[seen[b]] = i
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _visit_order(lay, in_forest, parent_edge, visit):
     """Breadth first over every tree. -> nodes in the forest; parents stand before children."""
     n = in_forest.size
@@ -409,7 +409,7 @@ def _visit_order(lay, in_forest, parent_edge, visit):
     return count
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def mend(lay, cost, orders, penalty, x):
     """Improve the plan x in place: for each order, take nodes that induce a forest, hold all others, and choose the forest's
     strategies exactly (dynamic programming). Never makes x dearer, impossible pairs counted as `penalty`."""
@@ -438,7 +438,7 @@ def mend(lay, cost, orders, penalty, x):
                 x[i] = best
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _price_against_rest(lay, cost, i, in_forest, penalty, x, total):
     """Prices of node i's strategies, its neighbours outside the forest being held at x."""
     k = lay.first[i + 1] - lay.first[i]
@@ -455,7 +455,7 @@ def _price_against_rest(lay, cost, i, in_forest, penalty, x, total):
             _price_row(lay, e, True, x[lay.edge_u[e]], penalty, d, k)
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def _send_to_parent(lay, total, i, e, penalty, h, msg, zero):
     if e < 0:
         return

@@ -53,7 +53,7 @@ def least_memory(problem: PairwiseProblem, alive: np.ndarray, effort: Effort) ->
     unit = float(math.gcd(*map(int, used))) if len(used) else 1.0
     in_units = np.where(alive, excess.num_bytes / unit, np.inf)
     shadow = replace(problem, layout=layout, unary_us=in_units)
-    found = MessagePassing(shadow).run(replace(effort, eps_us=1e-6, tolerance=0.0, enough_us=0.5))
+    found = MessagePassing(shadow).run(replace(effort, eps_us=1e-6, tolerance=0.0, enough_us=0.5, tell=None))
     choice, value, least = found.choice, found.value_us, found.bound_us
     if value - least >= 0.5 and not effort.expired():
         exact = solve_core(

@@ -72,6 +72,7 @@ class Effort:
         local_sweeps: with a window, so many of the first sweeps pass forward messages only there.
         eps_us: messages that move less than this count as settled.
         tolerance, enough_us: stop when the gap is within this part of the value, or below this many µs.
+        tell: called with value (`inf` without a plan) and bound after every round of sweeps.
     """
 
     max_sweeps: int = 400
@@ -84,10 +85,17 @@ class Effort:
     enough_us: float = 0.0
     deadline: float = np.inf
     cancelled: Callable[[], bool] | None = None
+    tell: Callable[[float, float], None] | None = None
 
     def suffices(self, value: float, bound: float) -> bool:
         """A plan is there and the gap is small enough."""
         return value < np.inf and value - bound <= max(self.tolerance * abs(value), self.enough_us)
+
+    def reached(self, value: float, bound: float, nudges_us: float) -> bool:
+        """Tells where the search stands; whether that is enough. Nudges are part of both and not of what is told."""
+        if self.tell is not None:
+            self.tell(value, bound - nudges_us)
+        return self.suffices(value, bound)
 
     def expired(self) -> bool:
         return time.monotonic() > self.deadline or (self.cancelled is not None and self.cancelled())
@@ -182,7 +190,7 @@ class MessagePassing:
             bound = max(bound, found_bound)
             if _is_better(found_value, value):
                 best[:], value = found, found_value
-            if effort.suffices(value, bound):
+            if effort.reached(value, bound, self.most_nudges_us):
                 break
             rounds += 1
             if rounds % effort.mend_every == 0:

@@ -8,6 +8,7 @@ same plan, whatever was solved before.
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from planner.solving.consistency import make_consistent
 from planner.solving.core import solve_core
 from planner.solving.demands import Demand, costs_under, demands_of, ties_of
 from planner.solving.folding import OUTSIDE, Places, fold
+from planner.solving.ilp import Watch
 from planner.solving.kernels import Messages
 from planner.solving.least_memory import least_memory
 from planner.solving.message_passing import TOLERANCE, Effort, MessagePassing, Outcome
@@ -110,18 +112,37 @@ class _Run:
     progress: Callable[[Progress], None] | None
     cancelled: Callable[[], bool] | None
     restrictions: Sequence[Restriction] = field(default=())
+    based_on: frozenset[Constraint] = frozenset()
 
     def effort(self, **how: float) -> Effort:
-        return Effort(deadline=self.deadline, cancelled=self.cancelled, **how)  # type: ignore[arg-type]
+        tell = None if self.progress is None else self._tell_round
+        return Effort(deadline=self.deadline, cancelled=self.cancelled, tell=tell, **how)  # type: ignore[arg-type]
+
+    def bound_only(self, effort: Effort) -> Effort:
+        """The same effort on a problem with fewer constraints: its plans are none, its bounds hold."""
+        tell = effort.tell
+        return effort if tell is None else replace(effort, tell=lambda value, bound: tell(math.inf, bound))
 
     @property
     def seconds_left(self) -> float:
         return self.deadline - time.monotonic()
 
-    def tell(self, outcome: Outcome, method: str) -> None:
+    def tell(self, value_us: float, bound_us: float, method: str) -> None:
         if self.progress is not None:
             seconds = time.monotonic() - self.began
-            self.progress(Progress(value_us=outcome.value_us, bound_us=outcome.bound_us, seconds=seconds, method=method))
+            self.progress(Progress(value_us=value_us, bound_us=bound_us, seconds=seconds, method=method))
+
+    def watch(self, outcome: Outcome) -> Watch:
+        """For the integer program on what a solve left open: the better of both values, and the bound of the whole."""
+
+        def tell(value: float, bound: float) -> None:
+            best = min(value, outcome.value_us)
+            self.tell(best, min(best, max(bound, outcome.bound_us)), "integer program")
+
+        return Watch(self.cancelled, tell)
+
+    def _tell_round(self, value_us: float, bound_us: float) -> None:
+        self.tell(value_us, bound_us, "message passing")
 
 
 class Solver:
@@ -139,6 +160,17 @@ class Solver:
         self._fresh = self._passing.save()
         self._bases: dict[tuple[Constraint, ...], _Base] = {}
 
+    def twin(self) -> Solver:
+        """A solver of the same problem that can work beside this one, in another thread; what is settled here is known there."""
+        other = copy.copy(self)
+        other._passing = MessagePassing(self.problem, self._passing.nudges_us)
+        other._bases = dict(self._bases)
+        return other
+
+    def under(self, constraints: Sequence[Constraint]) -> Solver:
+        """The solver that answers for these constraints: forbidden collectives and ties make another problem."""
+        return self._variants.solver(demands_of(tuple(constraints), self.costs.space.mesh))
+
     def warm_up(self) -> float:
         """Compile all loops. -> seconds it took"""
         return message_passing.warm_up()
@@ -155,11 +187,15 @@ class Solver:
         exact: bool | None = None,
         progress: Callable[[Progress], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
+        settled: Sequence[Constraint] = (),
+        also: Sequence[Restriction] = (),
     ) -> Solution:
         """The cheapest plan that satisfies all constraints.
 
         `exact`: None = use the integer program if the plan is not proved and the core is small; True = whatever its size;
-        False = never. `cancelled` is polled; a cancelled solve returns the best plan so far.
+        False = never. `cancelled` is polled; a cancelled solve returns the best plan so far. Of several solves with the same
+        pins and one more each, the `settled` pins are solved once and each starts from there. `also` are restrictions that no
+        constraint can say.
 
         Raises:
             InvalidConstraintError: a constraint cannot be meant for this model and mesh.
@@ -174,13 +210,14 @@ class Solver:
             return self._variants.solve(
                 demands, constraints, time_limit_s=time_limit_s, exact=exact, progress=progress, cancelled=cancelled
             )
-        run.restrictions = [restrict(c, self.costs, self.problem) for c in constraints]
-        unpinned = tuple(c for c in constraints if not isinstance(c, OVERRIDES))
+        run.restrictions = [*(restrict(c, self.costs, self.problem) for c in constraints), *also]
+        unpinned = tuple(c for c in constraints if not isinstance(c, OVERRIDES) or c in settled)
+        run.based_on = frozenset(unpinned)
         alive = living(self.problem, run.restrictions)
         if alive is None:
             raise explain_placements(self.problem, run.restrictions, time_limit_s=max(1.0, run.seconds_left))
         base = self._base(unpinned, run)
-        if len(unpinned) == len(constraints):
+        if len(unpinned) == len(run.restrictions):
             return self._solution(base.outcome, base.method, run, base.price)
         found, method = self._pinned(base, alive, run)
         return self._solution(found.outcome, method, run, found.price)
@@ -189,16 +226,24 @@ class Solver:
     def _base(self, unpinned: tuple[Constraint, ...], run: _Run) -> _Base:
         if unpinned in self._bases:
             return self._bases[unpinned]
-        restrictions = [r for r in run.restrictions if not isinstance(r.constraint, OVERRIDES)]
+        restrictions = [r for r in run.restrictions if r.constraint in run.based_on]
         alive = living(self.problem, restrictions)
         assert alive is not None, "fewer restrictions leave more"
         self._passing.restore(self._fresh)
         inner = replace(run, restrictions=restrictions)
-        found, method = self._search(alive, inner, _Start(effort=run.effort()))
+        if len(restrictions) < len(run.restrictions):
+            inner.progress = None  # its values and bounds are those of another problem
+        found, method = self._search(alive, inner, _Start(effort=inner.effort()))
         base = _Base(found.outcome, method, found.price, found.corners, self._passing.save())
         if not run.effort().expired():
-            self._bases[unpinned] = base
+            self._keep(unpinned, base)
         return base
+
+    def _keep(self, unpinned: tuple[Constraint, ...], base: _Base) -> None:
+        """Of the bases with pins in them only the last one stays: their messages take memory."""
+        for known in [known for known in self._bases if any(isinstance(c, OVERRIDES) for c in known)]:
+            del self._bases[known]
+        self._bases[unpinned] = base
 
     def _search(self, alive: np.ndarray, run: _Run, start: _Start) -> tuple[BudgetOutcome, str]:
         """Message passing, then the exact step if that is needed and possible. -> result, method"""
@@ -206,7 +251,7 @@ class Solver:
         budget = tightest_budget(run.restrictions)
         limit = None if budget is None else budget.budget_bytes
         found = BudgetOutcome(self._from(cost, start)) if limit is None else self._within(cost, limit, run, start)
-        run.tell(found.outcome, "message passing")
+        run.tell(found.outcome.value_us, found.outcome.bound_us, "message passing")
         outcome, method = self._finish(found, alive, limit, run)
         return replace(found, outcome=outcome), method
 
@@ -215,14 +260,14 @@ class Solver:
         self._passing.set_costs(cost)
         plan = start.plan
         if plan is None and self._folding is not None:
-            plan = self._folding.start(self._passing, start.effort)
+            plan = self._folding.start(self._passing, replace(start.effort, tell=None))
         return self._passing.run(start.effort, plan, start.window)
 
     def _within(self, cost: np.ndarray, limit: int, run: _Run, start: _Start) -> BudgetOutcome:
         """As `_search` under a memory budget: without it first, unless a price per byte is known."""
         corners, again = start.corners, start.price > 0.0
         if not again:
-            free = self._from(cost, start)
+            free = self._from(cost, replace(start, effort=run.bound_only(start.effort)))
             if math.isfinite(free.value_us) and self.problem.used_bytes(free.choice) <= limit:
                 return BudgetOutcome(free)
             corners = (free.choice,) if math.isfinite(free.value_us) else ()
@@ -253,7 +298,7 @@ class Solver:
         self._passing.restore(base.state)
         effort = run.effort(max_sweeps=32, patience=6, round_sweeps=1, mend_every=2, eps_us=1e-5)
         cost = np.where(alive, self.problem.unary_us, np.inf)
-        window = self._window(run.restrictions)
+        window = self._window([r for r in run.restrictions if r.constraint not in run.based_on])
         start = _Start(
             effort=effort,
             plan=self._adapt(base.outcome.choice, cost),
@@ -273,8 +318,8 @@ class Solver:
         return adapted
 
     def _window(self, restrictions: Sequence[Restriction]) -> np.ndarray | None:
-        """Nodes of the layers around the pins; None if the pins are not in a few layers."""
-        pinned = [node for r in restrictions if isinstance(r.constraint, OVERRIDES) for node in r.masks]
+        """Nodes of the layers around the restrictions; None if these are not in a few layers."""
+        pinned = [node for r in restrictions for node in r.masks]
         layers = {int(self._layer[node]) for node in pinned}
         if OUTSIDE in layers or len(layers) > 3 or not layers:
             return None
@@ -295,6 +340,7 @@ class Solver:
             self.problem.layout, open_cost, self.problem.num_bytes, budget_bytes=limit,
             max_columns=10**9 if run.exact else MAX_CORE_COLUMNS, time_limit_s=run.seconds_left,
             gap_us=0.2 * TOLERANCE * abs(outcome.value_us) if math.isfinite(outcome.value_us) else 1e-6,
+            watch=run.watch(outcome),
         )  # fmt: skip
         if exact is None:
             return outcome, "message passing"
@@ -302,7 +348,7 @@ class Solver:
             names = [r.text for r in run.restrictions]
             raise InfeasibleError("no plan satisfies all constraints", hint="Remove one of them.", conflicts=names)
         improved = self._better(outcome, exact.choice, exact.value_us, exact.bound_us)
-        run.tell(improved, "integer program")
+        run.tell(improved.value_us, improved.bound_us, "integer program")
         return improved, "message passing + integer program"
 
     def _open_strategies(self, found: BudgetOutcome, alive: np.ndarray) -> np.ndarray:
