@@ -17,6 +17,7 @@ import streamlit as st
 from app.engine import PLANNER_ENGINE
 from app.jobs import Job, Running, WorkerPool
 from app.view_models.graph_messages import DrawnGraph
+from app.view_models.model_source import Folders, allowed_folders
 from app.view_models.pins import PinHistory
 from app.view_models.setup_form import SetupForm, form_of
 from app.workspace import Workspace, default_folder
@@ -137,6 +138,11 @@ def workspace() -> Workspace:
         return Workspace(Path(sys.argv[sys.argv.index("--workspace") + 1]).expanduser())
     folder = os.environ.get("PLAN_EXPLORER_WORKSPACE")
     return Workspace(Path(folder) if folder else default_folder())
+
+
+def model_folders() -> Folders:
+    """Folders from which this server runs models of its users, None for any path."""
+    return allowed_folders(sys.argv, st.get_option("server.address"))
 
 
 # ---- what is shown -----------------------------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
+from app.view_models.model_source import Folders, problem_of
 from app.view_models.status import budget_bytes
 from planner import InputError, Mesh, ModelRequest, Plan, PlannerError, PlanRequest, check_batch, parse_bytes
 
@@ -60,13 +60,16 @@ def form_of(plan: Plan, memory_bytes: int | None, samples: tuple[str, ...]) -> S
     )  # fmt: skip
 
 
-def read(form: SetupForm) -> FormResult:
+def read(form: SetupForm, folders: Folders = None) -> FormResult:
+    """`folders`: where models of the user's own may come from, see `model_source`."""
     errors: dict[str, str] = {}
     numbers = {name: _number(getattr(form, name), name, errors) for name in ("batch", "seq", "layers")}
     mesh = _try(errors, "mesh", lambda: Mesh.parse(form.mesh))
     memory = _try(errors, "memory", lambda: parse_bytes(form.memory)) if form.memory.strip() else None
     limit = _seconds(form.time_limit, errors)
-    _check_model(form.model_id, errors)
+    problem = problem_of(form.model_id, folders)
+    if problem:
+        errors["custom_model"] = problem
     if errors or mesh is None:
         return FormResult(request=None, errors=errors)
     request = PlanRequest(
@@ -109,16 +112,6 @@ def _seconds(text: str, errors: dict[str, str]) -> float:
         errors["time_limit"] = f"{text.strip()!r} is not a number of seconds over 0."
         return 60.0
     return float(text)
-
-
-def _check_model(model: str, errors: dict[str, str]) -> None:
-    """The planner checks names; a path that leads nowhere is said before a worker starts."""
-    path, _, factory = model.rpartition(":")
-    if path.endswith(".py") or model.endswith(".py"):
-        if not factory or model.endswith(".py"):
-            errors["custom_model"] = f"{model!r} names no factory. Write file.py:factory, where factory() returns the model."
-        elif not Path(path).expanduser().is_file():
-            errors["custom_model"] = f"There is no file {path}. Write a path on this machine: file.py:factory."
 
 
 def _try(errors: dict[str, str], field: str, work: Callable[[], T]) -> T | None:

@@ -12,6 +12,7 @@ from app import opening, state, work
 from app.components.markup import plain
 from app.components.pulse import pulse
 from app.view_models import setup_form
+from app.view_models.model_source import FORMS, kind_of
 from app.view_models.setup_form import SetupForm
 from planner import PlannerError, hardware_names, models
 
@@ -34,7 +35,7 @@ def _form(found: state.Session) -> None:
     slots: dict[str, DeltaGenerator] = {}
     form = _fields(found.form, slots)
     found.form = form
-    result = setup_form.read(form)
+    result = setup_form.read(form, state.model_folders())
     for field, message in result.errors.items():
         slots[field].error(plain(message))
     if result.request is not None:
@@ -85,9 +86,9 @@ def _model_fields(names: list[str], slots: dict[str, DeltaGenerator]) -> None:
         model = st.selectbox("Sample model", names, key="model")
         st.caption(plain(about.get(model or "", "")))
     with two:
-        st.text_input("Or your own model", placeholder="path/to/file.py:factory", key="custom_model")
+        own = st.text_input("Or your own model", placeholder=FORMS, key="custom_model").strip()
         slots["custom_model"] = st.empty()
-        st.caption("A path on this machine. The file is run by a worker process; it replaces the sample when given.")
+        st.caption(plain(f"{kind_of(own) or 'A path on this machine'}. Run by a worker process; replaces the sample when given."))
     sizes = st.columns(4)
     texts = {"batch": "one per device", "seq": "model default", "layers": "all"}
     labels = {"batch": "Global batch, sequences", "seq": "Sequence length", "layers": "Layers"}
