@@ -11,6 +11,7 @@ from planner.mesh import Mesh
 from planner.pipeline import Workbench, models, tiny_graph, trace
 from planner.placement import text
 from planner.plan import Plan
+from tests.benchmarks.published import Emerged
 from tests.numerics.exported import Model, any_plan, optimum
 from tests.planner.tracing.common import largest_error
 
@@ -65,13 +66,17 @@ def test_expert_parallelism_emerges() -> None:
     """Nothing in the model or the solver knows of it: experts are stored split over one axis, sequences over both, and tokens
     travel to their experts and back by all-to-all."""
     graph = trace(ModelRequest(model="moe-16b", layers=1, batch=128))
-    plan = optimum(Workbench.build(graph, Mesh.parse("dp=16,ep=8")))
+    bench = Workbench.build(graph, Mesh.parse("dp=16,ep=8"))
+    plan = optimum(bench)
     assert text(plan.choices["param:layers.0.moe.experts.w1"].outputs[0] or ()) == "RS(0)"
     product = plan.choices["layers.0.moe.experts/matmul/fwd#0"]
     assert [text(placements or ()) for placements in product.operands] == ["S(0)S(1)", "RS(0)"]
     moved = {plan.redistributions[n].tensor[0] for n in range(len(plan.redistributions)) if _is_all_to_all(plan, n)}
     assert any(key.startswith("layers.0.moe/") and "/fwd#" in key for key in moved)
     assert plan.collective_counts["forward"]["all_to_all@ep"] >= 2
+    emerged = Emerged(bench.space, plan)
+    assert emerged.work(1)["experts"] == {"experts": 1.0} and emerged.work(0)["experts"] == {"samples": 1.0}
+    assert emerged.parameters(1)["experts"] > 0.5
 
 
 def _is_all_to_all(plan: Plan, number: int) -> bool:
