@@ -14,7 +14,7 @@ modules and parameters play no part: a colour is known by what products with par
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -71,30 +71,31 @@ class DimRoles:
     Attributes:
         colours: tensor -> colour of each of its dims.
         rows: per graph node, its one-axis rows, also those that the mesh is too large for.
-        pending: tensors that some op can leave with a pending sum.
+        pending: per mesh axis, the tensors that some op can leave with a pending sum there.
         reads_input, reads_parameter: bool per graph node: what it is computed from.
     """
 
     space: StrategySpace
     colours: Mapping[TensorRef, tuple[int, ...]]
     rows: Sequence[frozenset[Row]]
-    pending: frozenset[TensorRef]
+    pending: Sequence[frozenset[TensorRef]]
     reads_input: Sequence[bool]
     reads_parameter: Sequence[bool]
 
     @classmethod
     def of(cls, space: StrategySpace) -> DimRoles:
         graph = space.graph
-        known: dict[tuple[int, ...], tuple[frozenset[Row], frozenset[Row]]] = {}
+        known: dict[tuple[int, ...], tuple[list[frozenset[Row]], frozenset[Row]]] = {}
         present, rows = [], []
         for node in range(len(graph.nodes)):
             key = (id(space.strategies[node]), *(space.lattice_of.get(ref, -1) for ref in _ports(space, node)))
             if key not in known:
-                possible = frozenset(one_axis_rows(space, node))
-                known[key] = possible, possible | banned_rows(space, node)
+                possible = rows_by_axis(space, node)
+                known[key] = possible, banned_rows(space, node).union(*possible)
             present.append(known[key][0])
             rows.append(known[key][1])
-        return cls(space, _colours(space, rows), rows, _pending(space, present), *_sources(graph))
+        pending = [_pending(space, [of_axes[axis] for of_axes in present]) for axis in range(space.mesh.num_axes)]
+        return cls(space, _colours(space, rows), rows, pending, *_sources(graph))
 
     def dims(self, ref: TensorRef, wanted: frozenset[int]) -> tuple[int, ...]:
         """Dims of a tensor whose colour is among those wanted."""
@@ -223,15 +224,16 @@ def _ports(space: StrategySpace, node: int) -> list[TensorRef]:
     return outputs + [entry.operands[slot] for slot in strategies.operand_slots]
 
 
-def one_axis_rows(space: StrategySpace, node: int) -> Iterable[Row]:
-    """Rows of a node's rule that some axis of the mesh allows."""
-    mesh = space.mesh
-    codes = codes_of_ports(space, node)
-    for axis, size in enumerate(mesh.axis_sizes):
-        if size > 1:
-            others = [other for other in range(mesh.num_axes) if other != axis]
-            alone = (codes[:, :, others] == R).all((1, 2))
-            yield from map(tuple, np.unique(codes[alone][:, :, axis], axis=0).tolist())
+def rows_by_axis(space: StrategySpace, node: int) -> list[frozenset[Row]]:
+    """Rows of a node's rule that each axis of the mesh allows."""
+    mesh, codes = space.mesh, codes_of_ports(space, node)
+    found = []
+    for axis in range(mesh.num_axes):
+        others = [other for other in range(mesh.num_axes) if other != axis]
+        alone = (codes[:, :, others] == R).all((1, 2))
+        chosen = codes[alone] if alone.any() else codes  # a user-controlled region may be fixed on other axes
+        found.append(frozenset(map(tuple, np.unique(chosen[:, :, axis], axis=0).tolist())))
+    return found
 
 
 def banned_rows(space: StrategySpace, node: int) -> frozenset[Row]:

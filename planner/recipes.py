@@ -260,23 +260,23 @@ class Expansion:
         """On one axis: outputs and operands as the use wants them; if no row of the op does that, outputs only; else free."""
         entry, strategies = self.space.graph.nodes[node], self.space.strategies[node]
         outputs = [
-            self._allowed(TensorRef(node, output), use, may_stay_whole=may_stay_whole) if meta is not None else None
+            self._allowed(TensorRef(node, output), axis, use, may_stay_whole=may_stay_whole) if meta is not None else None
             for output, meta in enumerate(entry.outputs)
         ]
         refs = [entry.operands[slot] for slot in strategies.operand_slots]
-        operands = [self._taken(ref, use) or self._served(ref) for ref in refs]
+        operands = [self._taken(ref, use) or self._served(ref, axis) for ref in refs]
         key = (id(strategies), axis, tuple(outputs), tuple(operands))
         if key not in self._known:
             codes = codes_of_ports(self.space, node)[:, :, axis]
             whole = _matching(codes, [*outputs, *operands])
             if not whole.any():
-                whole = _matching(codes, [*outputs, *(self._served(ref) for ref in refs)])
+                whole = _matching(codes, [*outputs, *(self._served(ref, axis) for ref in refs)])
             self._known[key] = whole if whole.any() else None
         if self._known[key] is None:
             self.left_free.append((node, axis))
         return self._known[key]
 
-    def _allowed(self, ref: TensorRef, use: Use, *, may_stay_whole: bool) -> Allowed:
+    def _allowed(self, ref: TensorRef, axis: int, use: Use, *, may_stay_whole: bool) -> Allowed:
         """Codes that a tensor may be produced or stored in on an axis of this use."""
         roles = self.roles
         if roles.is_constant(ref):
@@ -294,7 +294,7 @@ class Expansion:
             return self._stored(ref, may_stay_whole=may_stay_whole)
         samples = self._split(ref, roles.samples)
         experts = self._split(ref, roles.experts) if use is Use.EXPERT else frozenset()
-        if ref in self._gradients and ref in roles.pending and not experts:
+        if ref in self._gradients and ref in roles.pending[axis] and not experts:
             return PENDING
         if samples:
             return samples | experts | ({R} if kind == "input" else frozenset())
@@ -334,9 +334,9 @@ class Expansion:
         experts = self._split(ref, roles.experts) if use is Use.EXPERT else frozenset()
         return (samples | experts) or None
 
-    def _served(self, ref: TensorRef) -> Allowed:
+    def _served(self, ref: TensorRef, axis: int) -> Allowed:
         """An op cannot wait for a pending sum that nobody makes."""
-        return None if ref in self.roles.pending else _WITHOUT_PENDING
+        return None if ref in self.roles.pending[axis] else _WITHOUT_PENDING
 
     def _split(self, ref: TensorRef, wanted: frozenset[int]) -> frozenset[int]:
         shape = self.space.graph.meta(ref).shape
