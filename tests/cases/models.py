@@ -276,6 +276,11 @@ def two_convolutions() -> Case:
     return TwoConvolutions(channels=(12, 8), classes=4), (torch.randn(4, 3, 16, 8),)
 
 
+def two_large_convolutions() -> Case:
+    """Large enough for copies to cost more than they save."""
+    return TwoConvolutions(channels=(64, 128), classes=16), (torch.randn(64, 3, 128, 128),)
+
+
 # ---- random numbers and writes ------------------------------------------------------------------------------------------
 class MovingAverage(nn.Module):
     """Writes a buffer. Fault: the write is lost without a word."""
@@ -320,3 +325,49 @@ def writes_and_dropout() -> Case:
 
 def writes() -> Case:
     return WritesInPlace(20, dropped=0.0), (torch.randn(8, 20),)
+
+
+# ---- moves and labels ---------------------------------------------------------------------------------------------------
+class OneStateManyReaders(nn.Module):
+    """A split state that several products read whole. Fault: gathered once per reader; each gradient reduced by itself."""
+
+    def __init__(self, width: int, readers: int) -> None:
+        super().__init__()
+        self.state = nn.Linear(width, width, bias=False)
+        self.readers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(readers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = self.state(x).tanh()
+        read = [reader(state).sigmoid() for reader in self.readers]
+        return torch.stack(read).sum(dim=0)
+
+
+def one_state_many_readers() -> Case:
+    return OneStateManyReaders(width=48, readers=3), (torch.randn(24, 48),)
+
+
+def one_state_one_reader() -> Case:
+    return OneStateManyReaders(width=48, readers=1), (torch.randn(24, 48),)
+
+
+class WordsWithoutLabels(nn.Module):
+    """A table and a loss over a vocabulary that can be split; some positions have no label. Fault: a word looked up where it is
+    not held, a soft maximum per part, a mean of the means of parts: NaN where no position of a part has a label."""
+
+    def __init__(self, words: int, width: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(words, width)
+        self.scores = nn.Linear(width, words, bias=False)
+
+    def forward(self, words: Tensor, labels: Tensor) -> Tensor:
+        scores = self.scores(self.table(words).relu())
+        return F.cross_entropy(scores.flatten(0, 1), labels.flatten(), ignore_index=-100)
+
+    def plan_inputs(self) -> dict[str, dict[str, int]]:
+        return {name: {"batch_dim": 0, "high": 40} for name in ("words", "labels")}
+
+
+def words_without_labels() -> Case:
+    words = torch.randint(40, size=(4, 10))
+    labels = words.roll(-1, dims=1)
+    return WordsWithoutLabels(words=40, width=12), (words, labels)
