@@ -224,6 +224,7 @@ class JointGraph:
         symbols: named sizes of the model (`B`, `S`, `D`, ...) as the model states them; used to write readable shapes.
         loss: the scalar tensor that training minimises; a node of kind `output` (`output:loss`) reads it.
         stand_in_loss: the model returns tensors and no loss; `loss` is the sum of squares of those that need gradients.
+        repeated: which forward ops backward repeats, as `tracing.recompute` counts them; None in graphs saved before it did.
         class_name: import path of the model's class, for the reader of an exported file.
         buffers: one entry per node of kind `buffer`.
         checkpointed: layers whose forward pass is repeated in backward (`checkpointing.py`).
@@ -237,6 +238,7 @@ class JointGraph:
     symbols: tuple[tuple[str, int], ...] = ()
     class_name: str = ""
     stand_in_loss: bool = False
+    repeated: tuple[int, ...] | None = None
     buffers: tuple[Buffer, ...] = ()
     checkpointed: tuple[str, ...] = ()
 
@@ -360,6 +362,7 @@ class JointGraph:
             "request": self.request.to_json(),
             "class_name": self.class_name,
             "stand_in_loss": self.stand_in_loss,
+            "repeated": None if self.repeated is None else list(self.repeated),
             "symbols": [list(pair) for pair in self.symbols],
             **({"checkpointed": list(self.checkpointed)} if self.checkpointed else {}),
             "loss": list(self.loss),
@@ -386,6 +389,7 @@ class JointGraph:
                 request=ModelRequest.from_json(data["request"]),
                 class_name=data["class_name"],
                 stand_in_loss=data.get("stand_in_loss", False),
+                repeated=None if data.get("repeated") is None else tuple(map(int, data["repeated"])),
                 symbols=tuple((name, int(value)) for name, value in data["symbols"]),
                 checkpointed=tuple(data.get("checkpointed", ())),
                 loss=TensorRef(*data["loss"]),

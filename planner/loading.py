@@ -29,7 +29,7 @@ def is_foreign(request: ModelRequest) -> bool:
     return request.is_users_own or request.model.startswith("hf:")
 
 
-def trace_apart(request: ModelRequest, *, limit_s: float = LIMIT_S) -> JointGraph:
+def trace_apart(request: ModelRequest, repeated: tuple[int, ...] | None = None, *, limit_s: float = LIMIT_S) -> JointGraph:
     """As `pipeline.trace`; a model of others' code is loaded and traced in a process of its own, its output goes to stderr.
 
     Raises:
@@ -38,11 +38,11 @@ def trace_apart(request: ModelRequest, *, limit_s: float = LIMIT_S) -> JointGrap
     """
     if not is_foreign(request):
         trace_here = importlib.import_module("planner.tracing.trace").trace  # imports torch
-        graph: JointGraph = trace_here(request)
+        graph: JointGraph = trace_here(request, repeated)
         return graph
     with tempfile.TemporaryDirectory(prefix="model-") as folder:
         asked, made, outcome = (Path(folder) / name for name in ("request.json", "graph.json.gz", "outcome.json"))
-        asked.write_text(json.dumps(request.to_json()))
+        asked.write_text(json.dumps({"request": request.to_json(), "repeated": repeated}))
         code = _run([*CHILD, str(asked), str(made), str(outcome)], request, limit_s)
         if outcome.exists():
             raise error_of(json.loads(outcome.read_text()), request)

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Progress = Callable[[str], None]
 """Called with the name of each stage as it begins: `trace`, `enumerate`, `estimate`, `solve`, `verify`."""
-Tracer = Callable[[ModelRequest], JointGraph]
+Tracer = Callable[..., JointGraph]
+"""Called like `trace`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,11 +156,14 @@ def hardware_profile(name: str) -> HardwareProfile:
     return load_profile(name)
 
 
-def trace(request: ModelRequest) -> JointGraph:
-    """Load the model and trace forward and backward into one graph. Imports torch and runs the model's Python code."""
+def trace(request: ModelRequest, repeated: tuple[int, ...] | None = None) -> JointGraph:
+    """Load the model and trace forward and backward into one graph. Imports torch and runs the model's Python code.
+
+    `repeated` of the graph of the same model at another size gives this one the same structure.
+    """
     from planner.tracing.trace import trace as trace_model
 
-    return trace_model(request)
+    return trace_model(request, repeated)
 
 
 class Workbench:
@@ -442,7 +446,8 @@ def tiny_graph(graph: JointGraph, tracer: Tracer | None = None) -> JointGraph | 
     """The same model at tiny size, None if its factory has no tiny size."""
     if not graph.symbols:
         return None
-    return (tracer or trace)(replace(graph.request, size="tiny", batch=None, layers=len(graph.layers) or None))
+    request = replace(graph.request, size="tiny", batch=None, layers=len(graph.layers) or None)
+    return (tracer or trace)(request, graph.repeated)
 
 
 def peak_rss_bytes() -> int:

@@ -117,7 +117,7 @@ class Sizes:
             return _float_text(full)
         if full.is_integer() and tiny.is_integer():
             return self.number(int(full), int(tiny))
-        for power, form in ((-1.0, "1/{}"), (-2.0, "{}**-0.5"), (2.0, "{}**0.5")):
+        for power, form in ((-1.0, "1/{}"), (-2.0, "{}**-0.5"), (2.0, "{}**0.5"), (-4.0, "{}**-0.25")):
             a, b = full**power, tiny**power
             if _nearly_integer(a) and _nearly_integer(b):
                 return form.format(self._bracketed(round(a), round(b)))

@@ -29,7 +29,9 @@ def main(argv: list[str]) -> int:
     try:
         from planner.tracing.trace import trace
 
-        trace(ModelRequest.from_json(json.loads(request_file.read_text()))).save(graph_file)
+        asked = json.loads(request_file.read_text())
+        repeated = None if asked["repeated"] is None else tuple(asked["repeated"])
+        trace(ModelRequest.from_json(asked["request"]), repeated).save(graph_file)
     except Exception as error:
         outcome_file.write_text(json.dumps(error_as_json(error, traceback.format_exc())))
         return 1

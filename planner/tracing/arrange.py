@@ -13,15 +13,17 @@ from planner.tracing.convert import Draft, JointDraft, Use
 from planner.tracing.recompute import recompute_cheap_activations, repeat_in_backward
 
 
-def arrange(draft: JointDraft) -> None:
+def arrange(draft: JointDraft, repeated: tuple[int, ...] | None = None) -> tuple[int, ...]:
+    """Takes and returns what `recompute_cheap_activations` does."""
     merge_parameter_chains(draft)
     drop_dead(draft)
-    recompute_cheap_activations(draft)
+    places = recompute_cheap_activations(draft, repeated)
     recompute_parameter_chains(draft)
     drop_dead(draft)
     place_parameter_chains(draft)
     place_gradient_tails(draft)
     fill_modules(draft)
+    return places
 
 
 def drop_dead(draft: JointDraft) -> None:

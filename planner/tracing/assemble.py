@@ -62,6 +62,7 @@ def assemble(
     symbols: Mapping[str, int],
     class_name: str,
     stand_in_loss: bool = False,
+    repeated: tuple[int, ...] | None = None,
 ) -> JointGraph:
     """`inputs`: (position in the flattened call, name, batch dim, bound of values) in the order to list them."""
     leaves, found = _leaves(draft, parameters, inputs)
@@ -96,6 +97,7 @@ def assemble(
         symbols=tuple(symbols.items()),
         class_name=class_name,
         stand_in_loss=stand_in_loss,
+        repeated=repeated,
         buffers=tuple(_buffers(draft, buffers, index)),
     )  # fmt: skip
 

@@ -30,9 +30,19 @@ CHEAP_OPS = VIEW_OPS | {
 """Pointwise ops, casts, views and copies: one pass over memory at most, no communication of their own."""
 
 
-def recompute_cheap_activations(draft: JointDraft) -> None:
-    """Repeat cheap forward ops in backward wherever that keeps fewer bytes. Changes only the draft given."""
-    repeat_in_backward(draft, _to_repeat(draft))
+def recompute_cheap_activations(draft: JointDraft, known: tuple[int, ...] | None = None) -> tuple[int, ...]:
+    """Repeat cheap forward ops in backward wherever that keeps fewer bytes. Changes only the draft given.
+
+    Returns the places in `draft.forward` of the ops repeated. `known` are those of the same model at another size: they are taken
+    as they are, so that a model has one structure at all sizes.
+    """
+    if known is None or any(place >= len(draft.forward) for place in known):
+        repeated = _to_repeat(draft)
+    else:
+        repeated = {draft.forward[place] for place in known}
+    places = tuple(place for place, node in enumerate(draft.forward) if node in repeated)
+    repeat_in_backward(draft, repeated)
+    return places
 
 
 def repeat_in_backward(draft: JointDraft, repeated: set[Draft]) -> None:

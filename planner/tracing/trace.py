@@ -39,8 +39,10 @@ class LoadedModel:
     buffers: tuple[StoredBuffer, ...] = ()
 
 
-def trace(request: ModelRequest) -> JointGraph:
+def trace(request: ModelRequest, repeated: tuple[int, ...] | None = None) -> JointGraph:
     """The joint forward/backward graph of one training step. Allocates no parameters.
+
+    `repeated` is that of a graph of the same model at another size, see `planner.tracing.recompute`.
 
     Raises:
         InputError: unknown model, a size the model does not take, a factory or file that fails.
@@ -60,7 +62,7 @@ def trace(request: ModelRequest) -> JointGraph:
     finally:
         torch_compat.reset_capture()
     _require_gradients(draft, loaded.parameters, captured)
-    arrange(draft)
+    places = arrange(draft, repeated)
     kind = type(loaded.module)
     name = f"{kind.__module__}.{kind.__qualname__}"
     graph = assemble(
@@ -72,6 +74,7 @@ def trace(request: ModelRequest) -> JointGraph:
         symbols=symbols,
         class_name=name,
         stand_in_loss=captured.has_stand_in_loss,
+        repeated=places,
     )
     graph.check()
     return graph

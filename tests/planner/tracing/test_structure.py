@@ -216,3 +216,34 @@ def test_a_model_with_a_loss_keeps_it(factory: str) -> None:
     graph = trace(user_request(factory))
     assert not graph.stand_in_loss
     assert not any(node.module == "loss" for node in graph.nodes)
+
+
+WIDTHS = """
+import torch
+from torch import nn
+
+class Outer(nn.Module):
+    def __init__(self, rows, columns, used):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(8, rows), nn.Linear(8, columns), nn.Linear(columns, 8)
+        self.used = used
+    def forward(self, x):  # kept for the gradient of `last`: its operand, used x columns, or what that is made of, rows + columns
+        outer = self.first(x).unsqueeze(2) + self.second(x).unsqueeze(1)
+        return self.last(outer[:, : self.used].exp()).sum()
+
+def make(size="full"):
+    return Outer(*((8, 8, 6) if size == "full" else (32, 4, 2))), (torch.ones(4, 8),)
+"""
+
+
+def test_a_model_repeats_the_same_ops_in_backward_at_every_size(tmp_path: Path) -> None:
+    """What is cheapest to keep depends on the sizes; the tiny version follows the full one all the same."""
+    path = tmp_path / "widths.py"
+    path.write_text(WIDTHS)
+    full = trace(ModelRequest(model=f"{path}:make", precision="as-traced"))
+    alone = trace(ModelRequest(model=f"{path}:make", precision="as-traced", size="tiny"))
+    assert alone.structure_fingerprint != full.structure_fingerprint, "the sizes are such that it matters"
+    followed = trace(ModelRequest(model=f"{path}:make", precision="as-traced", size="tiny"), full.repeated)
+    assert followed.structure_fingerprint == full.structure_fingerprint
+    assert followed.repeated == full.repeated != alone.repeated
+    assert JointGraph.from_json(full.to_json()).repeated == full.repeated
