@@ -23,6 +23,8 @@ feasibility tolerance of the solver (1e-6) stays far below one byte unit.
 from __future__ import annotations
 
 import math
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -108,7 +110,7 @@ def solve_ilp(
         assert num_bytes is not None, "a budget needs the bytes per strategy"
         _state_budget(program, layout, x, num_bytes, budget_bytes)
     program.setObjective(pulp.LpAffineExpression(priced))
-    solver = pulp.HiGHS(
+    solver = _QuietHighs(
         msg=False, timeLimit=time_limit_s, gapRel=0.0, gapAbs=gap_us, threads=1, **({} if watch is None else _listening(watch))
     )  # fmt: skip
     try:
@@ -116,6 +118,21 @@ def solve_ilp(
     except pulp.PulpError as error:
         raise SolverError(f"the integer program could not be solved: {error}", hint="Solve without the exact step.") from error
     return _read(program, layout, x, cost_us, num_bytes, budget_bytes)
+
+
+class _QuietHighs(pulp.HiGHS):  # type: ignore[misc]
+    """HiGHS 1.16 prints a banner when its first object of a process is made, before any option can be set."""
+
+    def createAndConfigureSolver(self, lp: pulp.LpProblem) -> None:
+        sys.stdout.flush()
+        kept = os.dup(1)
+        try:
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), 1)
+            super().createAndConfigureSolver(lp)
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
 
 
 def _listening(watch: Watch) -> dict[str, Any]:

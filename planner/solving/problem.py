@@ -4,6 +4,10 @@ One problem node per graph node. A tensor with several uses in one phase gets on
 nothing, has one strategy per placement, the producer pays once to reach it, and every use starts from it (a narrower use
 cuts from it for free). A parameter's gradient has one more use: it is stored in the parameter's placement.
 
+A use that wants another placement than the shared one makes it for itself, even if another use makes the same. With two uses
+that is never cheapest: sharing what both want costs less, as prices obey direct <= via. With more it could be only if going from
+the shared placement to each of two others were cheaper than from one of these to the other.
+
 The price of a plan is the sum of `unary_us` over nodes and of table entries over edges: what is emitted, once each.
 """
 

@@ -34,11 +34,13 @@ def brute_force(
     forbidden: Sequence[Forbidden] = (),
     budget_bytes: float = np.inf,
     minimise_bytes: bool = False,
+    once_per_target: bool = False,
 ) -> BestPlan:
     """Every combination of strategies; given those, the best shared placement of each (tensor, phase) by itself.
 
     `pins`: output placement numbers demanded. `accept` says of a choice (strategy number per node) whether it may be taken;
-    `forbidden` collectives are not used. With `minimise_bytes` the objective is memory instead of time.
+    `forbidden` collectives are not used. With `minimise_bytes` the objective is memory instead of time. With
+    `once_per_target` uses that want the same placement make it once, whatever the shared placement is.
     """
     if forbidden:
         costs = _without(costs, forbidden)
@@ -64,7 +66,7 @@ def brute_force(
             wanted = tuple(_wanted(costs, consumer, slot, choice) for consumer, slot in readers)
             key = (ref, phase, made, wanted)
             if key not in memo:
-                memo[key] = _tensor_us(costs, ref, made, readers, wanted)
+                memo[key] = _tensor_us(costs, ref, made, readers, wanted, once_per_target)
             total += memo[key]
         if not np.isfinite(total):
             continue
@@ -116,14 +118,18 @@ def _wanted(costs: CostTable, consumer: int, slot: int, choice: tuple[int, ...])
     return int(column[choice[consumer]])
 
 
-def _tensor_us(costs: CostTable, ref: TensorRef, made: int, readers: list[tuple[int, int]], wanted: tuple[int, ...]) -> float:
+def _tensor_us(
+    costs: CostTable, ref: TensorRef, made: int, readers: list[tuple[int, int]], wanted: tuple[int, ...], once: bool
+) -> float:
     lattice = costs.space.lattice_of[ref]
     tables = [costs.routes_of_use(lattice, consumer, slot).table_us for consumer, slot in readers]
     if len(readers) == 1:
         return float(tables[0][made, wanted[0]])
     plain = not any(reader in costs.unreduced for reader in readers)
     first = (costs.routes[lattice] if plain else costs.routes_without_reduction[lattice]).table_us
+    uses = list({(id(table), want) if once else number: (table, want)
+                 for number, (table, want) in enumerate(zip(tables, wanted, strict=True))}.values())  # fmt: skip
     return min(
-        float(first[made, shared]) + sum(float(table[shared, want]) for table, want in zip(tables, wanted, strict=True))
+        float(first[made, shared]) + sum(float(table[shared, want]) for table, want in uses)
         for shared in range(len(costs.space.lattices[lattice]))
     )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from planner.errors import InfeasibleError
-from planner.graph import ModelRequest, TensorRef
+from planner.graph import ModelRequest, TensorRef, layer_of
 from planner.mesh import Mesh
 from planner.pipeline import Workbench, boundaries, trace
 from planner.solving.folding import OUTSIDE, Places
@@ -71,3 +71,19 @@ def test_outcomes_are_without_nudges(seed: int) -> None:
     if best.choice is not None:
         chosen = problem.layout.first[:-1] + best.choice
         assert (passing.bound_now() + reduced[chosen] <= best.value_us + 1e-6).all()
+
+
+@pytest.mark.parametrize("mesh", ["dp=2,cp=2,tp=2", "dp=2,tp=4", "dp=8"])
+def test_equally_cheap_layers_come_out_alike(mesh: str) -> None:
+    bench = tiny(mesh)
+    plan = bench.solve(boundaries(bench.graph, bench.mesh), exact=False)
+    compared = 0
+    for node in bench.graph.nodes:
+        if layer_of(node.module) == 1:
+            other = node.key.replace("layers.1.", "layers.0.")
+            assert (plan.choices[node.key].operands, plan.choices[node.key].outputs) == (
+                plan.choices[other].operands,
+                plan.choices[other].outputs,
+            )
+            compared += 1
+    assert compared > 50
