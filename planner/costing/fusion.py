@@ -22,11 +22,13 @@ TABLE_OPERAND = {
     "aten.gather.default": 0,
     "aten.index_select.default": 0,
     "aten.index.Tensor": 0,
+    "aten._unsafe_index.Tensor": 0,
 }
 """Ops that read as many bytes of this operand as they write, not the whole of it."""
 
 UPDATE_OPS = frozenset({
     "aten.scatter_add.default", "aten.index_add.default", "aten.index_put.default", "aten.scatter.src", "aten.scatter.value",
+    "aten._unsafe_index_put.default",
 })  # fmt: skip
 """Ops that change some elements of operand 0, in place: they read and write as much as their last operand holds."""
 
