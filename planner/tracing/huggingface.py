@@ -155,14 +155,17 @@ def _is_per_layer(value: Any, depth: int) -> bool:
     return isinstance(value, list) and len(value) == depth
 
 
-def random_fields(config: Any) -> list[str]:
-    """Fields that make the model draw random numbers in training, such as `resid_pdrop`."""
-    names = ("dropout", "drop", "jitter_noise")
-    return [
-        f"{name}={value}"
-        for name, value in config.to_dict().items()
-        if any(part in name for part in names) and isinstance(value, float) and value > 0
-    ]
+_CHANCE = ("layerdrop", "router_jitter_noise", "router_z_loss_jitter", "drop_path_rate")
+
+
+def _refuse_chance(config: Any) -> None:
+    """Fields by which forward leaves out or shakes whole parts at random: it could not be the same on all devices."""
+    found = [f"{name}={value}" for name in _CHANCE if (value := getattr(config, name, 0)) and value > 0]
+    if found:
+        raise InputError(
+            f"the config of {config.model_type} makes forward draw random numbers: {', '.join(found)}",
+            hint="Set the field to 0 in the config, or behind its name: hf:ARCHITECTURE," + found[0].partition("=")[0] + "=0.0.",
+        )
 
 
 # ---- modules -----------------------------------------------------------------------------------------------------------
@@ -193,6 +196,7 @@ def _module(model: str, config: Any) -> nn.Module:
     library = _library()
     if type(config) not in library.CAUSAL_LMS:
         raise InputError(f"{config.model_type} is no causal language model", hint="Give another model as file.py:factory.")
+    _refuse_chance(config)
     kind = library.CAUSAL_LMS[type(config)]
     config.use_cache = False
     implementation = "sdpa" if getattr(kind, "_supports_sdpa", False) else "eager"

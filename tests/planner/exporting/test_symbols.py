@@ -55,7 +55,8 @@ def test_without_a_tiny_version_sizes_are_literal() -> None:
 
 @pytest.mark.parametrize(
     ("full", "tiny", "written"),
-    [(0.5, 0.5, "0.5"), (4096.0, 384.0, "D"), (1 / 524288, 1 / 640, "1/(B*S)"), (128**-0.5, 8**-0.5, "HD**-0.5"), (128**-0.25, 8**-0.25, "HD**-0.25"),
+    [(0.5, 0.5, "0.5"), (4096.0, 384.0, "D"), (1 / 524288, 1 / 640, "1/(B*S)"), (128**-0.5, 8**-0.5, "HD**-0.5"),
+     (128**-0.25, 8**-0.25, "HD**-0.25"),
      (float("-inf"), float("-inf"), 'float("-inf")')],
 )  # fmt: skip
 def test_floats_that_depend_on_sizes(full: float, tiny: float, written: str) -> None:

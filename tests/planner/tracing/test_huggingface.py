@@ -112,6 +112,8 @@ def test_experts_compute_what_the_library_computes(kind: str) -> None:
         (LLAMA | {"quantization_config": {"bits": 4}}, "quantised"),
         (LLAMA | {"hidden_size": 33}, "refused by transformers"),
         ({"model_type": "vit"}, "no causal language model"),
+        (MIXTRAL | {"router_jitter_noise": 0.1}, "router_jitter_noise=0.1"),
+        ({"model_type": "opt", "layerdrop": 0.2}, "layerdrop=0.2"),
     ],
 )
 def test_configs_that_cannot_be_used_are_refused_in_words(config: Write, data: Any, said: str) -> None:
