@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from planner.cost import CostTable
     from planner.exporting.verify import Export
     from planner.hardware import HardwareProfile
-    from planner.reasons import Override
+    from planner.reasons import Explanation, LocalPrice, Override, Relaxation
     from planner.solving.solve import Solver
     from planner.strategy import BannedRow, StrategySpace
     from planner.tracing.sources import ModelInfo
@@ -272,6 +272,26 @@ class Workbench:
         place = Place.find(self.variants.holding(key), key, output, constraints)
         return overrides(place, constraints, exact=exact, time_limit_s=time_limit_s, row=row, cancelled=cancelled)
 
+    def explain(self, plan: Plan, key: str, placements: Placements, output: int = 0, **how: Any) -> Explanation:
+        """Why the plan does not have these placements at `key`, as a difference of plans taken apart; see `explain.py`."""
+        from planner.explain import explain
+
+        return explain(self, plan, key, placements, output=output, **how)
+
+    def local_prices(self, plan: Plan, key: str, output: int = 0) -> tuple[LocalPrice, ...]:
+        """What each legal placement costs at the op itself while all other ops stay as in the plan."""
+        from planner.explain import local_prices
+
+        return local_prices(self, plan, key, output)
+
+    def relaxations(
+        self, constraints: Sequence[Constraint], conflicts: Sequence[str] | None = None, *, time_limit_s: float = 60.0
+    ) -> tuple[Relaxation, ...]:
+        """For each member of a conflict of these constraints, the best plan if it alone is given up; see `relaxations.py`."""
+        from planner.relaxations import relaxations
+
+        return relaxations(self.solver, constraints, conflicts, time_limit_s=time_limit_s)
+
     def _node(self, key: str) -> int:
         if key not in self.graph.node_by_key:
             raise InvalidConstraintError(f"the model has no op {key!r}", hint="Keys are listed by `show plan.json --json`.")
@@ -324,6 +344,29 @@ class Workbench:
                 f"the plan is for the mesh {plan.mesh}, not {self.mesh}", hint=f"Give --mesh {plan.mesh}, or plan again."
             )
         return replace(assemble(self.costs, solution_of(plan, self.costs), plan.constraints), checkpoint=plan.checkpoint)
+
+
+def workbench_of(
+    plan: Plan,
+    graph: JointGraph | None = None,
+    *,
+    progress: Progress = lambda stage: None,
+    tracer: Tracer | None = None,
+) -> Workbench:
+    """The workbench that a plan came from. The model is traced again unless its graph is given.
+
+    Raises:
+        PlanFormatError: the graph is another model's, or at other sizes.
+    """
+    found = graph
+    if found is None:
+        progress("trace")
+        found = (tracer or trace)(plan.request)
+    check_same_model(plan, found)
+    progress("strategies and prices")
+    return Workbench.build(
+        found, plan.mesh, plan.hardware_name, optimizer=plan.memory_policy.optimizer, gpus_per_node=plan.gpus_per_node
+    )
 
 
 def boundaries(graph: JointGraph, mesh: Mesh) -> tuple[BoundaryPlacement, ...]:

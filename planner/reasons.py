@@ -52,7 +52,7 @@ class Override:
         return {**asdict(self), "placements": text(self.placements), "conflicts": list(self.conflicts), "gap": gap}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Reason:
     """Why a placement cannot be had. `kind`: `divisibility` (a size does not divide; the text names sizes that work), `rule`
     (the op's rule has no such row), `neighbours` (nothing around the op can serve it), `constraint` (other demands of the user
@@ -117,9 +117,10 @@ class Explanation:
         where: what was asked about; `count` tensors match it.
         chosen: the placements that the plan has there (several if the matched tensors differ).
         asked: the placement in question.
-        verdict: `chosen` · `unavailable` (see `reasons`) · `dearer here` · `dearer elsewhere` (here it is not dearer, but other
-            ops pay more) · `tie` · `cheaper` (the plan at hand is not the best one).
+        verdict: `chosen` · `unavailable` (see `reasons`) · `dearer here` · `dearer elsewhere` (most of what it costs more, or
+            all, is paid by other ops) · `tie` · `cheaper` (the plan at hand is not the best one).
         override: what the plan with this placement comes to.
+        replaces: own pins and boundaries of exactly these tensors, which the override takes the place of.
         terms: parts of the difference, largest first; they add up to `override.delta_us`.
         memory: bytes per device by category, what the other plan has more.
         us_per_byte: what a byte more of memory would save in the plan with this placement; 0 if the budget does not bind.
@@ -132,6 +133,7 @@ class Explanation:
     asked: Placements
     verdict: str
     override: Override
+    replaces: tuple[str, ...] = ()
     terms: tuple[Term, ...] = ()
     memory: tuple[tuple[str, int], ...] = ()
     us_per_byte: float = 0.0
@@ -149,7 +151,8 @@ class Explanation:
     def to_json(self) -> dict[str, Any]:
         return {
             "where": self.where, "count": self.count, "chosen": [text(p) for p in self.chosen], "asked": text(self.asked),
-            "verdict": self.verdict, "override": self.override.to_json(), "here_us": self.here_us,
+            "verdict": self.verdict, "override": self.override.to_json(),
+            "replaces": list(self.replaces), "here_us": self.here_us,
             "elsewhere_us": self.elsewhere_us, "terms": [asdict(term) for term in self.terms], "memory": dict(self.memory),
             "us_per_byte": self.us_per_byte, "reasons": [asdict(reason) for reason in self.reasons],
             "relaxations": [relaxation.to_json() for relaxation in self.relaxations],

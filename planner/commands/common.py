@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -42,3 +45,16 @@ def tracer(args: argparse.Namespace) -> Tracer:
     if not args.load_limit > 0:
         raise InputError(f"--load-limit {args.load_limit:g} is not a time", hint="Give a number of seconds over 0.")
     return partial(loading.trace_apart, limit_s=args.load_limit)
+
+
+@contextmanager
+def only_answers_on_stdout() -> Iterator[None]:
+    """While work is done, what libraries print (HiGHS says its name once) goes to stderr: stdout is for the answer."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -23,10 +23,10 @@ from planner.cost import CostTable
 from planner.dims import DimRoles
 from planner.errors import InvalidConstraintError
 from planner.graph import TensorRef
-from planner.placement import S0, Placements, R, num_shards, text, to_codes
+from planner.placement import text
 from planner.recipes import Expansion, Recipe
+from planner.solving.legality import outside_lattice, sample_dim
 from planner.solving.problem import PairwiseProblem
-from planner.strategy import Lattice
 
 _LISTED = 20
 """How many legal placements or reasons an error lists."""
@@ -124,7 +124,7 @@ def _mask(constraint: Pin | BoundaryPlacement, ref: TensorRef, costs: CostTable,
     lattice, key = costs.space.lattice(ref), costs.space.graph.nodes[ref.node].key
     number = lattice.find(constraint.placements)
     if number < 0:
-        why = "; ".join(_why_not_in_lattice(lattice, constraint.placements, _sample_dim(ref, costs)))
+        why = "; ".join(r.text for r in outside_lattice(lattice, constraint.placements, sample_dim(ref, costs.space)))
         raise InvalidConstraintError(
             f"{constraint.describe()}: {key} ({lattice.meta}) cannot be {text(constraint.placements)}: {why}",
             hint=_legal_hint(ref, costs, problem),
@@ -139,44 +139,6 @@ def _mask(constraint: Pin | BoundaryPlacement, ref: TensorRef, costs: CostTable,
             hint=_legal_hint(ref, costs, problem),
         )
     return mask
-
-
-def _sample_dim(ref: TensorRef, costs: CostTable) -> int | None:
-    """The dim of an input that counts samples."""
-    return next((entry.batch_dim for entry in costs.space.graph.inputs if entry.node == ref.node), None)
-
-
-def _why_not_in_lattice(lattice: Lattice, placements: Placements, batch_dim: int | None) -> list[str]:
-    """Reasons in the user's terms; at least one."""
-    mesh, shape = lattice.mesh, lattice.meta.shape
-    codes = [code if size > 1 else R for code, size in zip(to_codes(placements), mesh.axis_sizes, strict=True)]
-    offered = set(map(int, np.unique(lattice.codes)))
-    reasons: list[str] = []
-    for dim in sorted({code - S0 for code in codes if code >= S0}):
-        if dim >= len(shape):
-            reasons.append(f"it has {len(shape)} dims, so dim {dim} does not exist")
-            continue
-        pieces = num_shards(codes, dim, mesh)
-        axes = " x ".join(
-            f"{name}={size}" for name, size, code in zip(mesh.axis_names, mesh.axis_sizes, codes, strict=True) if code == S0 + dim
-        )
-        if shape[dim] % pieces:
-            what = f"batch {shape[dim]}" if dim == batch_dim else f"dim {dim} of size {shape[dim]}"
-            over = axes if " x " not in axes else f"{axes} = {pieces}"
-            reasons.append(
-                f"{what} does not divide over {over}; nearest sizes that work: {_nearest_multiples(shape[dim], pieces)}"
-            )
-        elif S0 + dim not in offered:
-            reasons.append(f"dim {dim} is never sharded here, since it reaches no matmul, attention, parameter or input")
-    pending = {code for code in codes if 0 < code < S0} - offered
-    if pending:
-        reasons.append("the op never leaves that pending reduction (P is not produced)")
-    return reasons or ["this combination is not among the placements of the tensor"]
-
-
-def _nearest_multiples(size: int, pieces: int) -> str:
-    below = size // pieces * pieces
-    return f"{below}, {below + pieces}" if below else str(pieces)
 
 
 def _legal_hint(ref: TensorRef, costs: CostTable, problem: PairwiseProblem) -> str:
