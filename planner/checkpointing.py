@@ -9,6 +9,7 @@ and memory counts what is still kept.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -49,7 +50,7 @@ class Checkpoint:
         assert self.policy != "auto", "the solver decides"
         if self.policy == "none" or self.count == 0:
             return ()
-        order = checkpoint_order(graph)
+        order = tuple(dict.fromkeys((*checkpoint_order(graph), *layer_names(graph))))
         if not order:
             raise InputError(
                 f"{graph.request.model} has no repeated layers to checkpoint",
@@ -70,34 +71,49 @@ def layer_names(graph: JointGraph) -> tuple[str, ...]:
 
 
 def checkpoint_order(graph: JointGraph) -> tuple[str, ...]:
-    """The order in which layers are worth checkpointing: kinds of layers with the most bytes saved per work repeated first.
+    """The order in which layers are worth checkpointing: kinds of layers with the most bytes saved per work repeated first. Kinds
+    that keep no more than what crosses their border are left out.
 
     Of alike layers the earlier come first: what they keep is held longest, and later layers have given theirs back by the time
     an early layer is repeated.
     """
     names = layer_names(graph)
     full = checkpointed(graph, names)
-    saved = dict.fromkeys(names, 0.0)
-    for sign, version in ((1, graph), (-1, full)):
-        for ref in version.saved_for_backward:
-            saved[layer_path(version.nodes[ref.node].module) or ""] = (
-                saved.get(layer_path(version.nodes[ref.node].module) or "", 0.0) + sign * version.meta(ref).num_bytes
-            )
-    work = dict.fromkeys(names, 0.0)
-    known = graph.node_by_key.keys()
-    for node in full.nodes:
-        path = layer_path(node.module)
-        if node.key not in known and path in work:
-            work[path] += node.flops + FLOPS_PER_BYTE * sum(meta.num_bytes for meta in node.outputs if meta is not None)
-    kinds: dict[str, tuple[object, ...]] = dict.fromkeys(names, ())
-    for node in graph.nodes:
-        path = layer_path(node.module)
-        if path in kinds and node.phase == FORWARD:
-            kinds[path] += (without_layer(node.key), *map(str, node.outputs))
-    worth: dict[tuple[object, ...], float] = {}
+    kept, least, work = _kept_bytes(graph), _kept_bytes(full), _repeated_work(graph, full)
+    kinds = _kinds_of_layers(graph)
+    worth: dict[object, float] = {}
     for name in names:
-        worth[kinds[name]] = max(worth.get(kinds[name], 0.0), saved[name] / max(work[name], 1.0))
-    return tuple(sorted(names, key=lambda name: -worth[kinds[name]]))
+        saved = kept.get(name, 0) - least.get(name, 0)
+        worth[kinds[name]] = max(worth.get(kinds[name], 0.0), saved / max(work[name], 1.0))
+    order = sorted(names, key=lambda name: -worth[kinds[name]])
+    return tuple(name for name in order if worth[kinds[name]] > 0)
+
+
+def _kept_bytes(graph: JointGraph) -> Counter[str]:
+    """Bytes that each layer keeps for backward."""
+    found: Counter[str] = Counter()
+    for ref in graph.saved_for_backward:
+        found[layer_path(graph.nodes[ref.node].module) or ""] += graph.meta(ref).num_bytes
+    return found
+
+
+def _repeated_work(graph: JointGraph, full: JointGraph) -> Counter[str]:
+    """What each layer does again, in FLOPs and bytes written."""
+    found: Counter[str] = Counter()
+    for node in full.nodes:
+        if node.key not in graph.node_by_key:
+            written = sum(meta.num_bytes for meta in node.outputs if meta is not None)
+            found[layer_path(node.module) or ""] += round(node.flops + FLOPS_PER_BYTE * written)
+    return found
+
+
+def _kinds_of_layers(graph: JointGraph) -> dict[str, object]:
+    """Equal for layers with the same forward ops of the same shapes."""
+    found: dict[str, list[str]] = {}
+    for node in graph.nodes:
+        if node.phase == FORWARD and (path := layer_path(node.module)) is not None:
+            found.setdefault(path, []).append(f"{without_layer(node.key)} {' '.join(map(str, node.outputs))}")
+    return {path: tuple(content) for path, content in found.items()}
 
 
 def first_layers(graph: JointGraph, order: Sequence[str], count: int) -> tuple[str, ...]:
@@ -188,12 +204,11 @@ class _Repetition:
 
     @cached_property
     def repeats(self) -> dict[int, int]:
-        """Ops that the old graph repeats in backward already -> the forward op that each repeats, as far as that one may be
-        repeated here too."""
+        """Ops that the old graph repeats in backward already -> the forward op that each repeats."""
         forward = {
             (node.op, node.args, node.kwargs, node.module, node.operands): index
             for index, node in enumerate(self.old.nodes)
-            if index in self.inside or index in self.from_parameters
+            if node.is_op and node.phase == FORWARD
         }
         found: dict[int, int] = {}
         for index, node in enumerate(self.old.nodes):
@@ -205,11 +220,14 @@ class _Repetition:
         return found
 
     def _is_repeated(self, ref: TensorRef) -> bool:
-        """Whether a backward reader of this forward tensor gets it computed again."""
+        """Whether a backward reader of this forward tensor gets it computed again. Outside the checkpointed layers that is as
+        it was; a tensor that crosses the border is kept."""
         if ref.node in self.from_parameters:
             return True
+        if ref.node not in self.inside:
+            return ref.node in self._earlier_keys
         reads_updated = any(r.node in self._updated_buffers for r in self.old.nodes[ref.node].operands)
-        return ref.node in self.inside and ref not in self.border and not reads_updated
+        return ref not in self.border and not reads_updated
 
     # ---- repetition -----------------------------------------------------------------------------------------------
     def _original(self, ref: TensorRef) -> TensorRef:

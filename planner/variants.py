@@ -19,9 +19,13 @@ if TYPE_CHECKING:
     from planner.solving.checkpoints import Trial
 
 
+MOST_KEPT = 8
+"""Workbenches beside that of the graph as traced; of Llama-3-8B on two axes one takes about 40 MB."""
+
+
 @dataclass(eq=False)
 class Variants:
-    """`base` is the workbench of the graph as traced. Not thread-safe."""
+    """`base` is the workbench of the graph as traced. Those used last are kept. Not thread-safe."""
 
     base: Workbench
     made: dict[tuple[str, ...], Workbench] = field(default_factory=dict)
@@ -31,13 +35,24 @@ class Variants:
         """Layers in the order in which they are worth checkpointing."""
         return checkpoint_order(self.base.graph)
 
+    @cached_property
+    def layer_bytes(self) -> float:
+        """What a layer more saves on a device, about: as if all that is kept were split over all devices."""
+        graph = self.base.graph
+        kept, least = (
+            sum(g.meta(ref).num_bytes for ref in g.saved_for_backward) for g in (graph, checkpointed(graph, self.order))
+        )
+        return (kept - least) / max(len(self.order), 1) / self.base.mesh.num_devices
+
     def bench(self, layers: tuple[str, ...]) -> Workbench:
         """Raises InputError for a layer that the model does not have."""
         if not layers:
             return self.base
-        if layers not in self.made:
-            self.made[layers] = self.base.like(checkpointed(self.base.graph, layers))
-        return self.made[layers]
+        found = self.made.pop(layers, None) or self.base.like(checkpointed(self.base.graph, layers))
+        self.made[layers] = found
+        if len(self.made) > MOST_KEPT:
+            del self.made[next(iter(self.made))]
+        return found
 
     def holding(self, key: str) -> Workbench:
         """A workbench whose graph has this op: that of the model, else one made so far."""
@@ -69,7 +84,8 @@ class _Auto:
     def plan(self) -> Plan:
         from planner.solving.checkpoints import CountSearch
 
-        search = CountSearch(len(self.variants.order), self._trial, lambda: self._seconds_left <= 0)
+        variants = self.variants
+        search = CountSearch(len(variants.order), self._trial, variants.layer_bytes, lambda: self._seconds_left <= 0)
         best = search.run()
         if best is None:
             raise self._error()
@@ -98,7 +114,7 @@ class _Auto:
             if not self._may_differ(error):
                 raise
             self.errors[count] = error
-            return Trial(math.inf, True)
+            return Trial(math.inf, True, getattr(error, "shortfall_bytes", None) or 0.0)
         self.plans[count] = plan
         return Trial(plan.objective_us, us_per_byte > 0.0)
 
@@ -120,12 +136,17 @@ class _Auto:
         return better if better.objective_us <= plan.objective_us else plan
 
     def _error(self) -> PlannerError:
-        """That of most layers checkpointed, which says so."""
-        count = max(self.errors)
-        error = self.errors[count]
-        if isinstance(error, InfeasibleError) and count:
+        """That of all layers checkpointed, which says so; if time ran out before those were tried, that."""
+        most = len(self.variants.order)
+        error = self.errors[max(self.errors)]
+        if most not in self.errors:
+            return SolverError(
+                f"no plan was found within {self.time_limit_s:g} s; {max(self.errors)} of {most} layers checkpointed are too few",
+                hint="Give more time, or --checkpoint full.",
+            )
+        if isinstance(error, InfeasibleError):
             return InfeasibleError(
-                f"with all {count} layers checkpointed, {error.message}", hint=error.hint, conflicts=error.conflicts,
+                f"with all {most} layers checkpointed, {error.message}", hint=error.hint, conflicts=error.conflicts,
                 shortfall_bytes=error.shortfall_bytes,
             )  # fmt: skip
         return error

@@ -2,7 +2,7 @@
 
 Each number of layers is a problem of its own, with its own optimum. Repeating another layer costs about the same every time,
 and a budget that is larger by what a layer keeps is worth less and less, so the optimum first falls and then rises with the
-number, but for the whole numbers in placements. With few layers all numbers are tried; with many, none, all, the least that
+number, but for the whole numbers in placements. With few layers all numbers are tried; with many, none and all, or the least that
 fits, and from there downhill. What was tried is part of the answer; numbers that were not tried are not proved worse.
 """
 
@@ -15,13 +15,23 @@ from dataclasses import dataclass, field
 TRY_ALL = 8
 """With so many layers or fewer every number of them is tried."""
 
+GUESSES = 3
+"""So many steps to the least number that fits are guessed from what is lacking."""
+
 
 @dataclass(frozen=True)
 class Trial:
-    """Step time with some number of checkpointed layers, `inf` if no plan fits, and whether the budget makes it longer."""
+    """What some number of checkpointed layers comes to.
+
+    Attributes:
+        value_us: step time, `inf` if no plan fits.
+        budget_binds: the budget makes it longer.
+        short_bytes: what the budget lacks if no plan fits, 0 if that is not known.
+    """
 
     value_us: float
     budget_binds: bool
+    short_bytes: float = 0.0
 
 
 @dataclass
@@ -31,11 +41,13 @@ class CountSearch:
     Attributes:
         most: the number of layers there are.
         solve: number of checkpointed layers -> what that comes to.
+        layer_bytes: about what a layer more saves on a device; only says where to look first.
         expired: asked before every trial but the first; what was found by then stands.
     """
 
     most: int
     solve: Callable[[int], Trial]
+    layer_bytes: float = 0.0
     expired: Callable[[], bool] = lambda: False
     tried: dict[int, Trial] = field(default_factory=dict)
 
@@ -45,8 +57,10 @@ class CountSearch:
             if self.most <= TRY_ALL:
                 for count in range(1, self.most + 1):
                     self._value(count)
-            elif self._value(self.most) < math.inf:
-                self._descend(self._least_that_fits())
+            else:
+                least = self._least_that_fits()
+                if least is not None:
+                    self._descend(least)
         found = [count for count, trial in self.tried.items() if trial.value_us < math.inf]
         return min(found, key=lambda count: (self.tried[count].value_us, count), default=None)
 
@@ -57,14 +71,24 @@ class CountSearch:
             self.tried[count] = self.solve(count)
         return self.tried[count].value_us
 
-    def _least_that_fits(self) -> int:
+    def _least_that_fits(self) -> int | None:
+        """The first steps follow what is lacking, the others halve what is left; None if not even all layers help."""
         if self._value(0) < math.inf:
+            self._value(self.most)
             return 0
-        short, fits = 0, self.most
+        short, fits, steps = 0, self.most + 1, 0
         while fits - short > 1:
-            middle = (short + fits) // 2
-            short, fits = (short, middle) if self._value(middle) < math.inf else (middle, fits)
-        return fits
+            at = self._guess(short, fits) if steps < GUESSES else (short + fits) // 2
+            short, fits = (short, at) if self._value(at) < math.inf else (at, fits)
+            steps += 1
+        return fits if fits <= self.most else None
+
+    def _guess(self, short: int, fits: int) -> int:
+        """The number that should save what is lacking at `short`; all layers if that is not known: they say if anything fits."""
+        lacking = self.tried[short].short_bytes if short in self.tried else 0.0
+        if self.layer_bytes <= 0 or lacking <= 0:
+            return self.most if fits > self.most else (short + fits) // 2
+        return min(short + math.ceil(min(lacking / self.layer_bytes, self.most)), fits - 1)
 
     def _descend(self, least: int) -> None:
         """More layers in growing steps while that is cheaper, then smaller steps to both sides."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,9 @@ from planner.mesh import Mesh
 from planner.pipeline import PlanRequest, Workbench, check_same_model, make_plan, planned_graph, trace
 from planner.plan import Plan
 from tests.oracles.interpret import run
+
+MODELS = Path(__file__).with_name("layered_models.py")
+DTYPES = {"float32": torch.float32, "int64": torch.int64}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +46,13 @@ def step(graph: JointGraph) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         inputs[given.name] = (
             torch.randint(0, given.high, shape, generator=made) if is_index else torch.randn(shape, generator=made)
         )
-    return run(graph, values, inputs)
+    buffers = {
+        b.name: torch.rand(graph.meta(TensorRef(b.node, 0)).shape, generator=made).to(
+            DTYPES[graph.meta(TensorRef(b.node, 0)).dtype]
+        )
+        for b in graph.buffers
+    }
+    return run(graph, values, inputs, buffers)
 
 
 def saved_bytes(graph: JointGraph) -> int:
@@ -69,6 +79,45 @@ def test_other_models_give_the_same_bits(model: str) -> None:
     assert torch.equal(loss, wanted_loss)
     assert all(torch.equal(gradients[name], wanted[name]) for name in wanted)
     assert saved_bytes(full) < saved_bytes(graph)
+
+
+@pytest.mark.parametrize("model", ["counted", "pairs", "two_stacks"])
+def test_hard_layers_give_the_same_bits_and_keep_what_crosses_alone(model: str) -> None:
+    graph = trace(ModelRequest(model=f"{MODELS}:{model}", precision="as-traced"))
+    names = layer_names(graph)
+    wanted_loss, wanted = step(graph)
+    for layers in (names, names[:1], names[-1:], names[::2]):
+        found = checkpointed(graph, layers)
+        loss, gradients = step(found)
+        assert torch.equal(loss, wanted_loss)
+        assert all(torch.equal(gradients[name], wanted[name]) for name in wanted)
+        assert_one_layer_at_a_time(found)
+
+
+def assert_one_layer_at_a_time(graph: JointGraph) -> None:
+    """What a layer's repetition reads is kept or made outside the other layers' repetitions."""
+    for node in graph.nodes:
+        home = graph.repeated_layer(node)
+        if home is not None:
+            for ref in node.operands:
+                assert graph.repeated_layer(graph.nodes[ref.node]) in (None, home), node.key
+        elif node.phase == BACKWARD and (path := layer_path(node.module)) is not None:
+            for ref in node.operands:
+                assert graph.repeated_layer(graph.nodes[ref.node]) in (None, path), node.key
+
+
+def test_what_reads_a_buffer_before_it_changes_is_kept() -> None:
+    """In backward the buffer holds its next value."""
+    graph = trace(ModelRequest(model=f"{MODELS}:counted", precision="as-traced"))
+    full = checkpointed(graph, layer_names(graph))
+    changed = {buffer.node for buffer in full.buffers if buffer.update is not None}
+    constant = {buffer.node for buffer in full.buffers} - changed
+    reads = {ref.node for node in full.nodes if node.phase == BACKWARD for ref in node.operands}
+    assert len(changed) == 3 and not changed & reads and constant <= reads
+    assert [buffer.update for buffer in full.buffers] == [buffer.update for buffer in graph.buffers]
+    assert sum(full.repeated_layer(node) is not None and node.name == "linear" for node in full.nodes) == 0
+    kept = {full.nodes[ref.node].module for ref in full.saved_for_backward}
+    assert {f"layers.{number}" for number in range(3)} <= kept
 
 
 def test_only_what_crosses_the_border_is_kept(llama: JointGraph) -> None:
@@ -122,6 +171,14 @@ def test_the_same_layers_give_the_same_graph(llama: JointGraph) -> None:
 def test_alike_layers_are_checkpointed_from_the_first(llama: JointGraph) -> None:
     assert checkpoint_order(llama) == layer_names(llama) == ("layers.0", "layers.1", "layers.2")
     assert first_layers(llama, checkpoint_order(llama), 2) == ("layers.0", "layers.1")
+
+
+def test_layers_that_keep_no_more_than_crosses_their_border_are_not_worth_it() -> None:
+    """One thin product per layer: what it keeps is as large as what enters it."""
+    graph = trace(ModelRequest(model=f"{MODELS}:pairs", precision="as-traced"))
+    assert saved_bytes(checkpointed(graph, layer_names(graph))) >= saved_bytes(graph)
+    assert checkpoint_order(graph) == ()
+    assert Checkpoint.parse("full").layers(graph) == layer_names(graph)
 
 
 def test_unlike_layers_are_put_in_order_by_what_they_save() -> None:

@@ -30,14 +30,26 @@ def test_of_equal_numbers_the_smaller_one() -> None:
 
 def test_nothing_fits() -> None:
     found = search(40, lambda count: math.inf)
-    assert found.run() is None and sorted(found.tried) == [0, 40]
+    assert found.run() is None and sorted(found.tried)[0] == 0 and sorted(found.tried)[-1] == 40
+    lacking = CountSearch(40, lambda count: Trial(math.inf, True, 100.0 - count), layer_bytes=1.0)
+    assert lacking.run() is None and sorted(lacking.tried) == [0, 40]
+
+
+def test_what_is_lacking_leads_to_the_least_number_that_fits() -> None:
+    def solve(count: int) -> Trial:
+        return Trial(math.inf, True, 11 - count) if count < 11 else Trial(100.0 + count, True)
+
+    exact = CountSearch(32, solve, layer_bytes=1.0)
+    assert exact.run() == 11 and sorted(exact.tried) == [0, 10, 11, 12]
+    for layer_bytes in (0.0, 0.2, 0.7, 1.5, 4.0):
+        found = CountSearch(32, solve, layer_bytes=layer_bytes)
+        assert found.run() == 11 and len(found.tried) <= 11
 
 
 def test_time_that_runs_out_leaves_what_was_found() -> None:
     found = search(40, lambda count: 50.0 - count)
-    found.expired = lambda: len(found.tried) >= 3
-    best = found.run()
-    assert best == 40 and len(found.tried) == 3
+    found.expired = lambda: len(found.tried) >= 4
+    assert found.run() == 40 and len(found.tried) == 4
 
 
 @settings(max_examples=200, deadline=None)
@@ -46,8 +58,11 @@ def test_time_that_runs_out_leaves_what_was_found() -> None:
     least=st.integers(0, 80),
     repeat=st.floats(0.1, 10),
     worth=st.lists(st.floats(0, 20), min_size=80, max_size=80),
+    layer_bytes=st.floats(0.0, 5.0),
 )
-def test_the_best_number_is_found_where_less_and_less_is_gained(most: int, least: int, repeat: float, worth: list[float]) -> None:
+def test_the_best_number_is_found_where_less_and_less_is_gained(
+    most: int, least: int, repeat: float, worth: list[float], layer_bytes: float
+) -> None:
     """Time falls by ever less per layer and every layer costs the same: the search must find the optimum, with few trials."""
     gains = sorted(worth, reverse=True)
     least = min(least, most)
@@ -55,8 +70,8 @@ def test_the_best_number_is_found_where_less_and_less_is_gained(most: int, least
     def value(count: int) -> float:
         return math.inf if count < least else 1000.0 + repeat * count - sum(gains[:count])
 
-    found = search(most, value)
+    found = CountSearch(most, lambda count: Trial(value(count), True, max(0.0, least - count)), layer_bytes)
     best = found.run()
     assert best is not None
     assert math.isclose(value(best), min(map(value, range(most + 1))), rel_tol=1e-12)
-    assert len(found.tried) <= 2 + 3 * math.ceil(math.log2(most)) + math.ceil(math.log2(most))
+    assert len(found.tried) <= 2 + 3 * math.ceil(math.log2(most)) + math.ceil(math.log2(most)) + 3
