@@ -227,6 +227,7 @@ class JointGraph:
         repeated: which forward ops backward repeats, as `tracing.recompute` counts them; None in graphs saved before it did.
         class_name: import path of the model's class, for the reader of an exported file.
         buffers: one entry per node of kind `buffer`.
+        dropouts: (layer, place in it) of each dropout that a forward calls, in order; layer -1 is outside the layers.
         checkpointed: layers whose forward pass is repeated in backward (`checkpointing.py`).
     """
 
@@ -240,6 +241,7 @@ class JointGraph:
     stand_in_loss: bool = False
     repeated: tuple[int, ...] | None = None
     buffers: tuple[Buffer, ...] = ()
+    dropouts: tuple[tuple[int, int], ...] = ()
     checkpointed: tuple[str, ...] = ()
 
     # ---- look-ups -------------------------------------------------------------------------------------------------
@@ -374,6 +376,7 @@ class JointGraph:
                 }
                 for p in self.parameters
             ],
+            "dropouts": [list(place) for place in self.dropouts],
             "buffers": [_buffer_to_json(buffer) for buffer in self.buffers],
             "nodes": [_node_to_json(node) for node in self.nodes],
         }  # fmt: skip
@@ -401,6 +404,7 @@ class JointGraph:
                     )
                     for p in data["parameters"]
                 ),
+                dropouts=tuple((layer, ordinal) for layer, ordinal in data.get("dropouts", ())),
                 buffers=tuple(_buffer_from_json(buffer) for buffer in data.get("buffers", ())),
                 nodes=tuple(_node_from_json(node) for node in data["nodes"]),
             )  # fmt: skip

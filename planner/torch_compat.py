@@ -63,6 +63,42 @@ def capture(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     return captured
 
 
+@contextmanager
+def nothing_recomputed() -> Iterator[None]:
+    """Activation checkpointing of a model only calls what it is given. For code that is imported while this is active.
+
+    2.13: `torch.utils.checkpoint.checkpoint`, also behind `checkpoint_sequential`.
+    """
+    import torch.utils.checkpoint as checkpointing
+
+    options = ("use_reentrant", "context_fn", "determinism_check", "debug", "early_stop", "preserve_rng_state")
+
+    def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **{name: value for name, value in kwargs.items() if name not in options})
+
+    with patch.object(checkpointing, "checkpoint", call):
+        yield
+
+
+def nodes_in_order(captured: fx.GraphModule) -> Iterator[fx.Node]:
+    """Nodes of a captured forward in the order in which they run, with those inside wrapped regions (activation checkpointing).
+
+    2.13: a region is a graph module of its own, read by a `get_attr` node just before its call.
+    """
+    for node in list(captured.graph.nodes):
+        inside = getattr(captured, str(node.target), None) if node.op == "get_attr" and "." not in str(node.target) else None
+        if isinstance(inside, fx.GraphModule):
+            yield from nodes_in_order(inside)
+        yield node
+
+
+def recompile(captured: fx.GraphModule) -> None:
+    """Make the changes of a captured forward's graphs, wrapped regions too, take effect."""
+    for part in captured.modules():
+        if isinstance(part, fx.GraphModule):
+            part.recompile()
+
+
 def reset_capture() -> None:
     """Forget everything earlier captures left behind. 2.13: `torch._dynamo.reset`."""
     import torch._dynamo

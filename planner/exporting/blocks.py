@@ -18,6 +18,9 @@ from planner.placement import Placements, identifier
 from planner.region import REGION_BACKWARD
 
 LINE = 130
+DROPOUT = "planner.dropout.default"
+NOISE = "noise"
+"""Last parameter of a block function that drops elements: the key of its layer."""
 _LAYER_PREFIX = re.compile(r"^.*?[A-Za-z_]\w*\.\d+\.")
 
 
@@ -126,6 +129,7 @@ class _Writing:
     module: str = ""
     at: int = 0
     """number of the statement being written"""
+    has_noise: bool = False
     living: dict[Value, None] = field(default_factory=dict)
     """results that are not deleted yet"""
 
@@ -157,7 +161,7 @@ class _Writing:
                 self.call(statement)
         second = self.block.saved if self.block.key.phase == FORWARD else [value for _, value in self.block.gradients]
         self.lines += return_lines([self.names[v] for v in self.block.live], [self.names[v] for v in second])
-        return Function(parameters, tuple(self.lines))
+        return Function((*parameters, NOISE) if self.has_noise else parameters, tuple(self.lines))
 
     def fresh(self, base: str) -> str:
         """A variable name that nothing else uses."""
@@ -215,6 +219,7 @@ class _Writing:
             names=tuple(None if value is None else self.names[value] for value in call.operands),
             sizes=self.writer.sizes,
             layout=self.writer.layouts.name,
+            noise=self.noise(node),
         )
         written = write_op(site)
         targets = []
@@ -226,6 +231,16 @@ class _Writing:
                 self.living[Value(TensorRef(call.node, output))] = None
         comment = ", ".join("-" if p is None else self.writer.layouts.name(p) for p in choice.outputs)
         self.lines += assignment_lines(", ".join(targets), written, comment)
+
+    def noise(self, node: Node) -> str:
+        """The key of a dropout's layer: an argument of the function where it is the block's own layer."""
+        if node.op != DROPOUT:
+            return ""
+        layer = layer_of(node.module)
+        if self.in_layers and layer == self.block.key.number:
+            self.has_noise = True
+            return NOISE
+        return f"dropout_key({-1 if layer is None else layer})"
 
     def tiny_meta(self, node: int, slot: int) -> TensorMeta:
         return self.writer.tiny.meta(self.graph.nodes[node].operands[slot])
@@ -253,7 +268,8 @@ _READABLE = {"sum": "total", "slice": "part", "pow": "power", "max": "highest", 
 _RESERVED = frozenset({
     "torch", "aten", "dist", "nn", "math", "os", "sys", "json", "time", "hashlib", "threading", "local", "move", "piece", "even",
     "split", "join", "redistribute", "sdpa_fwd", "sdpa_bwd", "own_index", "batch", "cut", "check", "train", "main", "start",
-    "shard_dim", "local_shape", "initial", "configure", "arguments", "parameters", "compare", "log",
+    "shard_dim", "local_shape", "noise", "dropout", "dropout_key", "mixed", "initial", "configure", "arguments", "parameters",
+    "compare", "log",
 })  # fmt: skip
 """Names of the file that a variable of a block must not hide."""
 

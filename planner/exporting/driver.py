@@ -39,7 +39,9 @@ class Run:
 
 
 class Driver:
-    def __init__(self, program: Program, functions: dict[BlockKey, str]) -> None:
+    def __init__(self, program: Program, functions: dict[BlockKey, str], noisy: frozenset[BlockKey] = frozenset()) -> None:
+        """`noisy`: blocks whose function takes the key of its layer's random numbers as its last argument."""
+        self.noisy = noisy
         self.program = program
         self.graph = program.graph
         self.functions = functions
@@ -115,7 +117,9 @@ class Driver:
 
     def _spellings(self, block: Block) -> list[Spelling]:
         gradients = [self._by_name("grad", self._gradient_name(parameter), block.key) for parameter, _ in block.gradients]
-        return [*(self._argument(value, block.key) for value in block.inputs), *gradients]
+        number = block.key.number
+        noise = [Spelling("dropout_key(i)", f"dropout_key({number})")] if block.key in self.noisy else []
+        return [*(self._argument(value, block.key) for value in block.inputs), *noise, *gradients]
 
     def _gradient_name(self, parameter: int) -> str:
         return self.graph.parameter_of_node[parameter].name
@@ -148,7 +152,7 @@ class Driver:
             texts.append(column[0].absolute if len(same) == 1 or relative is None else relative)
         if len(blocks) == 1:
             texts = [column[0].absolute for column in zip(*every, strict=True)]
-        count = len(first.inputs)
+        count = len(first.inputs) + (first.key in self.noisy)
         return Run(tuple(blocks), self.functions[first.key], tuple(texts[:count]), tuple(texts[count:]), len(blocks) > 1)
 
     # ---- writing ----------------------------------------------------------------------------------------------------

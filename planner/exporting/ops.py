@@ -28,6 +28,7 @@ class Site:
         inputs, tiny_inputs: global shapes and dtypes of the operands at both sizes.
         names: the variable that holds each operand's local piece, None where the op reads no data.
         layout: gives the file's name of a layout.
+        noise: key of the random numbers of the layer that the op belongs to, as text.
     """
 
     node: Node
@@ -38,6 +39,7 @@ class Site:
     names: tuple[str | None, ...]
     sizes: Sizes
     layout: Callable[[Placements], str]
+    noise: str = ""
 
     # ---- placements -------------------------------------------------------------------------------------------------
     @property
@@ -242,6 +244,15 @@ def _expert_weight_grad(site: Site) -> str:
     axes = site.axes(site.out, 0)
     count = site.sizes.local(full.shape[0], tiny.shape[0], site.out, 0)
     return f"weight_grad_by_expert({', '.join([a, b, index, count, *([str(axes)] if axes else [])])})"
+
+
+@lowering("planner.dropout.default")
+def _dropout(site: Site) -> str:
+    """The mask is a function of the key and of global positions."""
+    x, p, ordinal = site.args
+    full, tiny = site.node.outputs[0], site.tiny.outputs[0]
+    assert full is not None and tiny is not None
+    return f"dropout({x}, {p}, {site.noise}, {ordinal}, {site.sizes.shape(full.shape, tiny.shape)}, {site.layout(site.out)})"
 
 
 @lowering("aten._to_copy.default")

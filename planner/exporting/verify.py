@@ -27,7 +27,7 @@ from typing import Any
 
 from planner.errors import ExportError
 from planner.exporting.script import write_script
-from planner.graph import JointGraph, ModelRequest
+from planner.graph import JointGraph
 from planner.plan import Plan
 from planner.units import GIB, format_gib
 
@@ -95,7 +95,7 @@ def verify_script(
         run = _Runner(Path(folder), script, began + time_limit_s, _users_folder(graph.request.model))
         with ThreadPoolExecutor(1) as other:
             dry = other.submit(run.dry_run)
-            numbers = run.numbers(graph.request if tiny is None else tiny.request, reference) if _fits(graph, tiny) else None
+            numbers = run.numbers(graph if tiny is None else tiny, reference) if _fits(graph, tiny) else None
             report: dict[str, Any] = {"passed": True, "dry_run": dry.result()}
     report["numbers"] = numbers or f"not compared: a step at full size writes more than {format_gib(FULL_SIZE_LIMIT_BYTES)}"
     report["seconds"] = round(time.monotonic() - began, 2)
@@ -145,10 +145,10 @@ class _Runner:
             raise self._failure("its --dry-run", done)
         return found
 
-    def numbers(self, request: ModelRequest, reference: Sequence[str]) -> dict[str, Any]:
+    def numbers(self, graph: JointGraph, reference: Sequence[str]) -> dict[str, Any]:
         """Compare with the file's own single-rank run and with the user's module."""
         values, result, asked = self.folder / "values.pt", self.folder / "reference.pt", self.folder / "request.json"
-        asked.write_text(json.dumps(request.to_json()))
+        asked.write_text(json.dumps({"request": graph.request.to_json(), "dropouts": graph.dropouts}))
         done = self._run([sys.executable, str(self.file), "--values", str(values)])
         if done.returncode:
             raise self._failure("writing its initial values", done)

@@ -62,6 +62,7 @@ def assemble(
     symbols: Mapping[str, int],
     class_name: str,
     stand_in_loss: bool = False,
+    dropouts: Sequence[tuple[int, int]] = (),
     repeated: tuple[int, ...] | None = None,
 ) -> JointGraph:
     """`inputs`: (position in the flattened call, name, batch dim, bound of values) in the order to list them."""
@@ -99,6 +100,7 @@ def assemble(
         stand_in_loss=stand_in_loss,
         repeated=repeated,
         buffers=tuple(_buffers(draft, buffers, index)),
+        dropouts=tuple(dropouts),
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 
 from planner import torch_compat
 from planner.tracing import decompositions, einsum
+from planner.tracing.dropout import replace_dropouts
 from planner.tracing.loss import STAND_IN, WithLoss
 from planner.tracing.region import RegionReader, stated_regions
 
@@ -52,7 +53,9 @@ def capture_joint(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         args, kwargs = torch_compat.tree_map(_lowered, wide) if mixed else wide
     with torch_compat.local_maps_whole(regions.read):
         captured = torch_compat.capture(module, args, kwargs)
+    replace_dropouts(captured)
     keep_products_whole(captured)
+    torch_compat.recompile(captured)
     if mixed:
         args, kwargs = wide
         cast_stored_tensors(captured, originals)
@@ -183,7 +186,7 @@ def _insert_cast(node: fx.Node) -> None:
 
 def keep_products_whole(captured: fx.GraphModule) -> None:
     """Replace linear, matmul and two-operand einsum in a captured forward by the one-op product."""
-    for node in captured.graph.nodes:
+    for node in torch_compat.nodes_in_order(captured):
         if node.op == "call_method" and node.target == "matmul":
             _replace_matmul(node)
         elif node.op != "call_function":
@@ -196,7 +199,6 @@ def keep_products_whole(captured: fx.GraphModule) -> None:
             operands = node.args[1] if isinstance(node.args[1], list | tuple) else node.args[1:]
             if einsum.equation_fits(node.args[0], len(operands)):
                 node.target, node.args = einsum.product, (node.args[0].replace(" ", ""), *operands)
-    captured.recompile()
 
 
 def _replace_matmul(node: fx.Node) -> None:

@@ -280,7 +280,7 @@ def _refuse_unsupported(node: fx.Node) -> None:
     elif target._schema.is_mutable:
         reason, hint = "changes its argument in place", "Use the out-of-place form."
     elif torch.Tag.nondeterministic_seeded in target.tags and not _attention_without_dropout(node):
-        reason, hint = "draws random numbers", "Set dropout to 0 (or call .eval()) for planning."
+        reason, hint = "draws random numbers", "Only dropouts of torch.nn.functional can; set others to 0, or call .eval()."
     elif any(not isinstance(size, int) for shape in _shapes(node) for size in shape):
         reason, hint = "has a shape that depends on data", "Use operators whose output shape follows from the input shapes."
     if reason:
@@ -333,7 +333,7 @@ def normal_path(raw: str) -> str:
     while (changed := _GETATTR.sub(r"\1.\2", path)) != path:
         path = changed
     path = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path)
-    return user_name(path.replace("_modules.", "").removeprefix("L.self").lstrip("."))
+    return user_name(path.replace("_modules.", "").removeprefix("L.self").lstrip(".").removeprefix("_export_root."))
 
 
 def module_path(node: fx.Node) -> str:

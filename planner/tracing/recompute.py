@@ -18,6 +18,7 @@ from planner.graph import BACKWARD, VIEW_OPS
 from planner.tracing.convert import Draft, JointDraft, Use
 
 CHEAP_OPS = VIEW_OPS | {
+    "planner.dropout.default",
     "aten._to_copy.default", "aten.clone.default", "aten.cat.default", "aten.stack.default", "aten.add.Tensor",
     "aten.add.Scalar", "aten.sub.Tensor", "aten.sub.Scalar", "aten.rsub.Scalar", "aten.mul.Tensor", "aten.mul.Scalar",
     "aten.div.Tensor", "aten.div.Scalar", "aten.neg.default", "aten.abs.default", "aten.pow.Tensor_Scalar", "aten.pow.Scalar",

@@ -2,16 +2,16 @@
 
     python -m planner.tracing.reference REQUEST.json VALUES.pt OUT.pt
 
-REQUEST.json is a ModelRequest, VALUES.pt holds `{"parameters": T, "buffers": T, "inputs": T}`, OUT.pt receives `{"loss": tensor,
-"grads": T, "buffers": T}`, the buffers after the step; T = {name: tensor}. Runs the user's code, so it runs in a process of its
-own.
+REQUEST.json holds `{"request": ModelRequest, "dropouts": JointGraph.dropouts}`, VALUES.pt `{"parameters": T, "buffers": T,
+"inputs": T}`, OUT.pt receives `{"loss": tensor, "grads": T, "buffers": T}`, the buffers after the step; T = {name: tensor}. Runs
+the user's code, so it runs in a process of its own.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from torch.utils import _pytree as pytree
 
 from planner.errors import PlannerError, TraceError
 from planner.graph import ModelRequest
-from planner.torch_compat import low_precision_as_float32
+from planner.torch_compat import low_precision_as_float32, nothing_recomputed
+from planner.tracing.dropout import KnownMasks
 from planner.tracing.init_rules import InitRecorder
 from planner.tracing.loss import WithLoss
 from planner.tracing.sources import find_factory, sizes_for
@@ -36,19 +37,25 @@ class _Loaded(LoadedModel):
     drawn_buffers: frozenset[str]
 
 
-def reference_step(request: ModelRequest, values: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
+def reference_step(
+    request: ModelRequest, values: Mapping[str, Mapping[str, Tensor]], dropouts: Sequence[tuple[int, int]] = ()
+) -> dict[str, Any]:
     """Loss and gradients of the module with the given parameters and inputs, computed in float32. A module that returns no loss
     gets the stand-in of its graph.
 
     Raises:
         TraceError: the model has other parameters, or buffers that start otherwise, than the values.
     """
-    loaded = _load(request)
+    with nothing_recomputed():
+        return _step(_load(request), values, dropouts)
+
+
+def _step(loaded: _Loaded, values: Mapping[str, Mapping[str, Tensor]], dropouts: Sequence[tuple[int, int]]) -> dict[str, Any]:
     module = loaded.module.float()
     _set_parameters(module, values["parameters"])
     _compare_buffers(module, values["buffers"], loaded.drawn_buffers)
     args, kwargs = _with_inputs(loaded, values["inputs"])
-    with low_precision_as_float32():
+    with low_precision_as_float32(), KnownMasks(dropouts):
         loss = WithLoss(module)(*args, **kwargs)
         loss.backward()
     grads = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
@@ -107,8 +114,9 @@ def main(argv: list[str]) -> int:
     request_file, values_file, out_file = map(Path, argv)
     torch.set_num_threads(1)
     try:
-        request = ModelRequest.from_json(json.loads(request_file.read_text()))
-        torch.save(reference_step(request, torch.load(values_file, weights_only=True)), out_file)
+        asked = json.loads(request_file.read_text())
+        values = torch.load(values_file, weights_only=True)
+        torch.save(reference_step(ModelRequest.from_json(asked["request"]), values, asked["dropouts"]), out_file)
     except PlannerError as error:
         print(error.explain(), file=sys.stderr)
         return 1

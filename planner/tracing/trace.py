@@ -19,6 +19,7 @@ from planner.tracing.arrange import arrange
 from planner.tracing.assemble import StoredBuffer, StoredTensor, assemble
 from planner.tracing.capture import Captured, capture_joint
 from planner.tracing.convert import Draft, JointDraft, read_joint
+from planner.tracing.dropout import name_places
 from planner.tracing.first_values import RealConstants, ValueRecorder
 from planner.tracing.init_rules import InitRecorder
 from planner.tracing.locate import error_line
@@ -62,6 +63,7 @@ def trace(request: ModelRequest, repeated: tuple[int, ...] | None = None) -> Joi
     finally:
         torch_compat.reset_capture()
     _require_gradients(draft, loaded.parameters, captured)
+    dropouts = name_places(draft)
     places = arrange(draft, repeated)
     kind = type(loaded.module)
     name = f"{kind.__module__}.{kind.__qualname__}"
@@ -74,6 +76,7 @@ def trace(request: ModelRequest, repeated: tuple[int, ...] | None = None) -> Joi
         symbols=symbols,
         class_name=name,
         stand_in_loss=captured.has_stand_in_loss,
+        dropouts=dropouts,
         repeated=places,
     )
     graph.check()

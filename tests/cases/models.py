@@ -323,6 +323,26 @@ def writes_and_dropout() -> Case:
     return WritesInPlace(20, dropped=0.4), (torch.randn(8, 20),)
 
 
+class Jitter(nn.Module):
+    """Noise of its own. Fault: every device draws other noise, or the same for other elements."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0.1 * torch.randn_like(x)
+
+
+class Jittered(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.dense, self.jitter = nn.Linear(width, width), Jitter()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.jitter(self.dense(x))
+
+
+def jittered() -> Case:
+    return Jittered(12), (torch.randn(4, 12),)
+
+
 def writes() -> Case:
     return WritesInPlace(20, dropped=0.0), (torch.randn(8, 20),)
 

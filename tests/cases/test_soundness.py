@@ -22,7 +22,7 @@ from tests.oracles.strategies import wrong_strategies
 MODELS = (
     "shared_table", "untrained_parts", "repeated_argument", "nested_arguments", "outputs_of_every_kind", "heads_alone",
     "heads_in_groups", "complex_rotation", "after_two_products", "square_and_double", "product_in_bfloat16", "pickings",
-    "cut_and_join", "two_convolutions", "writes", "moving_average",
+    "cut_and_join", "two_convolutions", "writes", "writes_and_dropout", "moving_average",
 )  # fmt: skip
 
 
@@ -173,9 +173,17 @@ def test_convolution_is_split_like_a_product_and_windows_are_whole() -> None:
 
 
 # ---- random numbers and writes ------------------------------------------------------------------------------------------
-def test_dropout_is_refused_by_module_and_line() -> None:
-    with pytest.raises(UnsupportedOpError, match=r"draws random numbers \(in thin, models.py:\d+\)"):
-        case("writes_and_dropout")
+def test_dropout_keeps_every_placement() -> None:
+    """The mask is a function of global positions: a part of the tensor gets its part of the mask, a pending sum the whole."""
+    graph = case("writes_and_dropout")
+    space = enumerate_strategies(graph, Mesh.parse("tp=2"))
+    (thin,) = ops(graph, "planner.dropout.default")
+    assert rows(space, thin) == {("R", "R"), ("P", "P"), ("S(0)", "S(0)"), ("S(1)", "S(1)")}
+
+
+def test_other_random_numbers_are_refused_by_module_and_line() -> None:
+    with pytest.raises(UnsupportedOpError, match=r"draws random numbers \(in jitter, models.py:\d+\)"):
+        case("jittered")
 
 
 def test_a_written_buffer_leaves_the_step_with_its_new_value() -> None:

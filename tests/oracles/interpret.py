@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import planner.tracing.einsum  # noqa: F401  registers planner::einsum
-from planner.graph import DtypeRef, JointGraph, Node, OperandRef
+from planner.graph import DtypeRef, JointGraph, Node, OperandRef, layer_of
+from planner.tracing.dropout import OP, OUTSIDE, masked
 
 
 def run(
@@ -53,6 +54,9 @@ def run_node(node: Node, operands: list[Tensor]) -> tuple[Any, ...]:
     args, kwargs = (_decode(part, operands) for part in (node.args, node.kwargs))
     if node.op in ("aten.view.default", "aten._unsafe_view.default"):
         return (operands[0].reshape(args[1]),)
+    if node.op == OP:
+        layer = layer_of(node.module)
+        return (masked(*args[:2], OUTSIDE if layer is None else layer, args[2]),)
     result = resolve(node.op)(*args, **dict(kwargs))
     return tuple(result) if isinstance(result, list | tuple) else (result,)
 

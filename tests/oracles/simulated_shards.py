@@ -19,6 +19,7 @@ from planner.mesh import Mesh
 from planner.placement import P_MAX, S0, P, R
 from planner.region import REGION, REGION_BACKWARD
 from planner.torch_compat import operator_by_name
+from planner.tracing.dropout import OUTSIDE, kept, layer_key
 
 F64 = torch.float64
 Codes = Sequence[int]
@@ -138,6 +139,8 @@ def run_local(op: str, args: list[Any], kwargs: dict[str, Any], out: Codes, oper
         args[3] = [args[3][0] // pieces] if args[3] else args[3]
     if op in (REGION, REGION_BACKWARD):
         return operator_by_name(op)(*args, **kwargs)
+    if op == "planner.dropout.default":
+        return _dropped(*args, [device.shard(out, dim) for dim in range(args[0].dim())])
     if op == "planner.einsum.default":
         return torch.einsum(*args)
     if op == "planner.expert_product.default":
@@ -183,6 +186,13 @@ def run_local(op: str, args: list[Any], kwargs: dict[str, Any], out: Codes, oper
         return call(*args, **kwargs) / scale
     assert call is not None
     return call(*args, **kwargs)
+
+
+def _dropped(x: torch.Tensor, p: float, ordinal: int, shards: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """`shards`: (number of the piece, pieces) of each dim."""
+    places = [index * size + torch.arange(size) for size, (index, _) in zip(x.shape, shards, strict=True)]
+    shape = [size * count for size, (_, count) in zip(x.shape, shards, strict=True)]
+    return torch.where(kept(p, layer_key(0, 0, OUTSIDE), ordinal, places, shape), x / (1 - p), 0.0)
 
 
 def _is_sharded(codes: Codes, dim: int) -> bool:

@@ -13,7 +13,7 @@ CASES = {
     "data_branch": (TraceError, r"depends on values of tensors"),
     "raises": (TraceError, r"ValueError: no such thing"),
     "data_shape": (TraceError, r"aten\.nonzero\.default has a shape that depends on values"),
-    "random": (UnsupportedOpError, r"aten\.native_dropout\.default draws random numbers"),
+    "random": (UnsupportedOpError, r"aten\.rand\.default draws random numbers"),
     "writes_weight": (UnsupportedOpError, r"forward changes the parameter fc\.weight in place"),
     "writes_input": (UnsupportedOpError, r"forward changes the input in place"),
     "fails_to_build": (InputError, r"RuntimeError: the configuration is missing"),
@@ -50,7 +50,7 @@ def test_factory_has_to_return_module_and_inputs() -> None:
 def test_unsupported_op_carries_its_place() -> None:
     with pytest.raises(UnsupportedOpError) as caught:
         trace(user_request("random"))
-    assert caught.value.details == {"op": "aten.native_dropout.default", "module": "", "source": line_of("random")}
+    assert caught.value.details == {"op": "aten.rand.default", "module": "", "source": line_of("random")}
 
 
 def test_a_failure_leaves_nothing_behind() -> None:

@@ -5,6 +5,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 SCALE = 2.0
 
@@ -285,6 +286,63 @@ def many_numbers():
     return ManyNumbers(1 << 20), (torch.randn(8, 16),)
 
 
+# ---- dropout, activation checkpointing ------------------------------------------------------------------------------------
+class DroppingLayer(nn.Module):
+    """Attention probabilities, two sites of one module, a function; the layer may be checkpointed by its owner."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(32), nn.Linear(32, 96), nn.Linear(32, 32)
+        self.up, self.down, self.drop = nn.Linear(32, 64), nn.Linear(64, 32), nn.Dropout(0.25)
+
+    def forward(self, x):
+        b, s, _ = x.shape
+        q, k, v = (part.view(b, s, 4, 8).transpose(1, 2) for part in self.qkv(self.norm(x)).chunk(3, -1))
+        h = F.scaled_dot_product_attention(q, k, v, dropout_p=0.2, is_causal=True).transpose(1, 2).reshape(b, s, 32)
+        x = x + self.drop(self.out(h))
+        return x + self.drop(self.down(F.dropout(F.gelu(self.up(x)), 0.1)))
+
+
+class Dropping(nn.Module):
+    def __init__(self, checkpointed):
+        super().__init__()
+        self.checkpointed = checkpointed
+        self.first, self.last = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.layers = nn.ModuleList(DroppingLayer() for _ in range(2))
+        self.channels, self.written = nn.Dropout1d(0.5), nn.Dropout(0.3, inplace=True)
+        self.idle = nn.Dropout(0.0)
+
+    def forward(self, x):
+        h = F.dropout(self.first(x), 0.1)
+        for layer in self.layers:
+            h = checkpoint(layer, h, use_reentrant=False) if self.checkpointed else layer(h)
+        return self.channels(self.last(self.idle(self.written(h * 1.0)))).pow(2).mean()
+
+
+def dropping():
+    return Dropping(checkpointed=False), (torch.randn(8, 12, 16),)
+
+
+def dropping_checkpointed():
+    return Dropping(checkpointed=True), (torch.randn(8, 12, 16),)
+
+
+class Checkpointed(nn.Module):
+    """Linears inside a checkpointed region, called the old way and the new way."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(2))
+
+    def forward(self, x):
+        x = x + checkpoint(self.layers[0], x, use_reentrant=True)
+        return (x + checkpoint(self.layers[1], x, use_reentrant=False)).pow(2).mean()
+
+
+def checkpointed():
+    return Checkpointed(), (torch.randn(4, 8, 16),)
+
+
 # ---- what cannot be traced ----------------------------------------------------------------------------------------------
 class Failing(nn.Module):
     def __init__(self):
@@ -332,7 +390,7 @@ class ReturnsUnknown(Failing):
 
 class Random(Failing):
     def forward(self, x):
-        return F.dropout(self.fc(x), 0.1).sum()  # random
+        return (self.fc(x) + torch.rand(16)).sum()  # random
 
 
 class WritesWeight(Failing):
