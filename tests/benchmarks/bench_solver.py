@@ -1,14 +1,17 @@
 """How fast the solver is on a real model.
 
-Run: python -m tests.benchmarks.bench_solver --mesh dp=32,tp=8 [--layers 1] [--pins 200]
+Run: python -m tests.benchmarks.bench_solver --mesh dp=32,tp=8 [--layers 1] [--pins 200 [--check 10]]
+     python -m tests.benchmarks.bench_solver --model llama3-70b --mesh dp=16,tp=8 --growth 1,2,4,8,16,32,80
 
-Prints tables; asserts nothing, since machines differ. Compilation of the loops is reported apart. Pins are uniformly random: an
-op, and one of its legal placements.
+Prints tables of processor seconds (of this process, so that other jobs on the machine count little); asserts nothing about time,
+since machines differ. Compilation of the loops is reported apart. Pins are uniformly random: an op, and one of its legal
+placements. `--check` solves the first pins again with the integer program and fails if a proved plan or a bound was wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,9 +23,12 @@ from planner.constraint import Constraint, MemoryBudget, Pin
 from planner.errors import InfeasibleError
 from planner.graph import JointGraph, ModelRequest, TensorRef
 from planner.mesh import Mesh
-from planner.pipeline import Workbench, peak_rss_bytes, trace
+from planner.pipeline import Workbench, boundaries, peak_rss_bytes, trace
+from planner.solving.conflicts import living
+from planner.solving.core import solve_core
+from planner.solving.restrictions import restrict
 from planner.solving.solve import Solution, Solver
-from planner.units import GIB, parse_bytes
+from planner.units import GIB, MIB, parse_bytes
 
 
 @dataclass(frozen=True)
@@ -37,14 +43,24 @@ class Row:
 def main() -> None:
     options = _options()
     mesh = Mesh.parse(options.mesh)
-    began = time.perf_counter()
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    if options.growth:
+        _growth(options, mesh)
+    else:
+        _one(options, mesh)
+
+
+def _one(options: argparse.Namespace, mesh: Mesh) -> None:
+    """Cold solve and pins of one model."""
+    began = time.process_time()
     if options.graph is not None:
         graph = JointGraph.load(options.graph)
     else:
         graph = trace(ModelRequest(model=options.model, layers=options.layers, batch=options.batch or mesh.num_devices))
-    traced = time.perf_counter()
+    Workbench.build(graph, Mesh.parse("dp=1"))  # imports
+    traced = time.process_time()
     bench = Workbench.build(graph, mesh, options.hardware)
-    built = time.perf_counter()
+    built = time.process_time()
     compiled = bench.solver.warm_up()
     lay = bench.solver.problem.layout
     print(f"{graph.request.model}, {len(graph.layers)} layers, {mesh}: {len(graph.nodes)} graph nodes")
@@ -53,14 +69,16 @@ def main() -> None:
         f"  problem: {lay.num_nodes} nodes, {lay.num_edges} edges, {lay.first[-1]} strategies (at most "
         f"{np.diff(lay.first).max()} a node), at most {lay.table_size.max()} placements"
     )
-    *boundaries, budget = bench.default_constraints(parse_bytes(options.memory) if options.memory else None)
-    for title, constraints in (("no budget", tuple(boundaries)), ("with budget", (*boundaries, budget))):
+    *fixed, budget = bench.default_constraints(parse_bytes(options.memory) if options.memory else None)
+    for title, constraints in (("no budget", tuple(fixed)), ("with budget", (*fixed, budget))):
         print(f"  {title}:")
         solver = Solver(bench.costs)
         _cold(solver, constraints, options.exact)
         if options.pins:
             rows = [_pinned(solver, constraints, pin, options.exact) for pin in random_pins(solver, options.pins, options.seed)]
             _summary(f"{options.pins} pins", [row for row in rows if row is not None], options.pins)
+            if not any(isinstance(c, MemoryBudget) for c in constraints):
+                _check(solver, constraints, random_pins(solver, options.pins, options.seed)[: options.check])
     print(f"  peak memory of the process {peak_rss_bytes() / GIB:.2f} GiB")
 
 
@@ -75,6 +93,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--memory", help="budget, for example 40GiB (default: that of the hardware)")
     parser.add_argument("--pins", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--check", type=int, default=0, help="how many pins to solve again with the integer program")
+    parser.add_argument("--growth", help="numbers of layers: how times and memory grow, for example 1,2,4,8")
     parser.add_argument("--exact", action="store_true", help="let the integer program finish what is not proved")
     return parser.parse_args()
 
@@ -94,9 +114,9 @@ def random_pins(solver: Solver, count: int, seed: int) -> list[Pin]:
 
 
 def _timed(solver: Solver, constraints: Sequence[Constraint], exact: bool) -> tuple[float, Solution]:
-    began = time.perf_counter()
+    began = time.process_time()
     found = solver.solve(constraints, exact=None if exact else False)
-    return time.perf_counter() - began, found
+    return time.process_time() - began, found
 
 
 def _cold(solver: Solver, constraints: Sequence[Constraint], exact: bool) -> None:
@@ -114,6 +134,64 @@ def _pinned(solver: Solver, constraints: Sequence[Constraint], pin: Pin, exact: 
     except InfeasibleError:
         return None
     return Row(seconds, found.report.gap, found.report.status == "optimal")
+
+
+def _growth(options: argparse.Namespace, mesh: Mesh) -> None:
+    """A row per number of layers; linear growth shows as equal numbers in the last column."""
+    Workbench.build(trace(ModelRequest(model="llama3-tiny", layers=1)), mesh).warm_up()
+    batch = options.batch or mesh.num_devices
+    print(f"{options.model}, {mesh}; seconds")
+    print("  layers  nodes  trace  strategies+prices  problem  solve  sum per layer    MiB  gap")
+    for layers in map(int, options.growth.split(",")):
+        marks = [time.process_time()]
+
+        def mark(marks: list[float] = marks) -> None:
+            marks.append(time.process_time())
+
+        graph = trace(ModelRequest(model=options.model, layers=layers, batch=batch))
+        mark()
+        bench = Workbench.build(graph, mesh, options.hardware)
+        mark()
+        solver = Solver(bench.costs)
+        mark()
+        found = solver.solve(boundaries(graph, mesh), exact=False)
+        mark()
+        traced, tables, problem, solved = np.diff(marks)
+        total = tables + solved  # the bench builds a solver too
+        print(
+            f"  {layers:6d} {len(graph.nodes):6d} {traced:6.2f} {tables - problem:18.2f} {problem:8.2f} {solved:6.2f} "
+            f"{total / layers:14.3f} {peak_rss_bytes() / MIB:6.0f}  {found.report.gap:.1e}"
+        )
+
+
+_WIDE = 2e-4
+"""Strategies that may cost up to this part more than the plan found stay in the integer program of a check."""
+
+
+def _check(solver: Solver, constraints: Sequence[Constraint], pins: Sequence[Pin]) -> None:
+    """The integer program on the pinned problem: no bound above its optimum, no proved plan dearer than it."""
+    problem, checked, skipped, better = solver.problem, 0, 0, 0
+    for pin in pins:
+        try:
+            report = solver.solve((*constraints, pin), exact=False).report
+        except InfeasibleError:
+            continue
+        alive = living(problem, [restrict(c, solver.costs, problem) for c in (*constraints, pin)])
+        assert alive is not None
+        lowest = solver._passing.bound_now() + solver._passing.reduced_costs()
+        cost = np.where(alive & (lowest <= report.objective_us * (1 + _WIDE)), problem.unary_us, np.inf)
+        found = solve_core(
+            problem.layout, cost, problem.num_bytes, budget_bytes=None, max_columns=300_000, time_limit_s=120.0, gap_us=1e-3
+        )
+        if found is None or found.status != "optimal":
+            skipped += 1
+            continue
+        checked += 1
+        assert found.value_us >= report.bound_us * (1 - 1e-9) - 1e-3, (pin.describe(), found.value_us, report.bound_us)
+        dearer = report.objective_us - found.value_us
+        assert report.status != "optimal" or dearer <= 1.1e-6 * report.objective_us + 1e-3, (pin.describe(), dearer)
+        better += dearer > 1.1e-6 * report.objective_us
+    print(f"    checked with the integer program: {checked} right, {better} of them not proved and dearer; {skipped} too large")
 
 
 def _summary(title: str, rows: Sequence[Row], asked: int) -> None:
