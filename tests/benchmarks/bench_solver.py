@@ -164,8 +164,9 @@ def _growth(options: argparse.Namespace, mesh: Mesh) -> None:
         )
 
 
-_WIDE = 2e-4
-"""Strategies that may cost up to this part more than the plan found stay in the integer program of a check."""
+_WIDTHS = (2e-4, 2e-5, 2e-6)
+"""Strategies that may cost up to this part more than the plan found stay in the integer program of a check: the first part
+that gives a program of a size that can be solved."""
 
 
 def _check(solver: Solver, constraints: Sequence[Constraint], pins: Sequence[Pin]) -> None:
@@ -179,10 +180,19 @@ def _check(solver: Solver, constraints: Sequence[Constraint], pins: Sequence[Pin
         alive = living(problem, [restrict(c, solver.costs, problem) for c in (*constraints, pin)])
         assert alive is not None
         lowest = solver._passing.bound_now() + solver._passing.reduced_costs()
-        cost = np.where(alive & (lowest <= report.objective_us * (1 + _WIDE)), problem.unary_us, np.inf)
-        found = solve_core(
-            problem.layout, cost, problem.num_bytes, budget_bytes=None, max_columns=300_000, time_limit_s=120.0, gap_us=1e-3
-        )
+        found = None
+        for width in _WIDTHS:
+            cost = np.where(alive & (lowest <= report.objective_us * (1 + width)), problem.unary_us, np.inf)
+            if found is None:
+                found = solve_core(
+                    problem.layout,
+                    cost,
+                    problem.num_bytes,
+                    budget_bytes=None,
+                    max_columns=200_000,
+                    time_limit_s=60.0,
+                    gap_us=1e-3,
+                )
         if found is None or found.status != "optimal":
             skipped += 1
             continue
