@@ -20,8 +20,9 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.graph import FORWARD, JointGraph, TensorRef
+from planner.graph import FORWARD, JointGraph, Node, TensorRef
 from planner.placement import P_MAX, S0, P, R, parse, to_codes
+from planner.region import REGION, REGION_BACKWARD, Region
 from planner.strategy import StrategySpace
 
 PENDING = frozenset({P, P_MAX})
@@ -261,7 +262,7 @@ def _colours(space: StrategySpace, rows: Sequence[frozenset[Row]]) -> dict[Tenso
     joined = _Joined(count)
     for node in range(len(graph.nodes)):
         starts = [first.get(ref, -1) for ref in _ports(space, node)]
-        for row in rows[node]:
+        for row in _alike(graph.nodes[node]) or rows[node]:
             dims = [start + code - S0 for start, code in zip(starts, row, strict=True) if start >= 0 and code >= S0]
             for dim in dims[1:]:
                 joined.join(dim, dims[0])
@@ -270,6 +271,14 @@ def _colours(space: StrategySpace, rows: Sequence[frozenset[Row]]) -> dict[Tenso
             for dim in range(len(graph.meta(parameter.gradient).shape)):
                 joined.join(first[parameter.gradient] + dim, first[TensorRef(parameter.node, 0)] + dim)
     return {ref: tuple(joined.find(at + dim) for dim in range(len(graph.meta(ref).shape))) for ref, at in first.items()}
+
+
+def _alike(node: Node) -> list[Row]:
+    """Rows of a user-controlled region whose splits mean one thing; empty for other ops, whose rows all do."""
+    if node.op not in (REGION, REGION_BACKWARD):
+        return []
+    region = Region.loads(node.args[0])
+    return [region.ports(row, None if node.op == REGION else node.args[3]) for row in region.alike]
 
 
 def _pending(space: StrategySpace, rows: Sequence[frozenset[Row]]) -> frozenset[TensorRef]:

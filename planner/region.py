@@ -11,7 +11,7 @@ or in one of the rows that the user allows `elsewhere`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -128,6 +128,19 @@ class Region:
         """How the gradients of the outputs arrive: as the outputs, and whole where an output is a pending sum."""
         given = [code for number, code in enumerate(row.outputs) if number not in self.without_gradient]
         return tuple(R if code == P else code for code in given)
+
+    def ports(self, row: RegionRow, wanted: Sequence[int] | None) -> Codes:
+        """The row as codes of the op's outputs, then operands. Forward (`wanted` None): outputs, operands. Backward: gradients of
+        the wanted operands, then gradients of the outputs that have one, then operands."""
+        if wanted is None:
+            return (*row.outputs, *row.operands)
+        return (*(row.gradients[number] for number in wanted), *self.output_gradients(row), *row.operands)
+
+    @property
+    def alike(self) -> tuple[RegionRow, ...]:
+        """Rows whose splits mean one thing: those allowed on any axis. The row of a named axis may split tokens and experts at
+        once, and speaks for itself only where there is no other."""
+        return self.elsewhere or self.rows
 
     def stated(self, *, backward: bool) -> tuple[StatedCollective, ...]:
         """Communication of the op in one phase: backward runs forward once more."""

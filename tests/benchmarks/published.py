@@ -2,7 +2,7 @@
 read off the plan, beside what experts write by hand. Nothing is asserted: the machine may be shared.
 
 python -m tests.benchmarks.published                                              # all models below, on their meshes
-python -m tests.benchmarks.published --only moe-16b --layers 4 --recipes ep,fsdp  # one of them, fewer layers
+python -m tests.benchmarks.published --only moe-16b --layers 4 --recipes 'ep:dp,ep'  # one of them, fewer layers
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ MODELS = {
     "hybrid-2.7b": "dp=4,cp=8,tp=4",
 }
 BATCH = 128
+RECIPES = "ep:dp,ep;fsdp:dp,ep,cp,tp"
+"""Axes that a mesh lacks are left out; axes that a recipe does not name are left to the planner."""
 T = TypeVar("T")
 Shares = Mapping[str, float]
 """what is split -> share of the whole, 0 to 1"""
@@ -141,7 +143,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int)
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--mesh")
-    parser.add_argument("--recipes", default="ep,fsdp")
+    parser.add_argument("--recipes", default=RECIPES, help="recipes with their axes, separated by semicolons")
     args = parser.parse_args()
     for model in [args.only] if args.only else MODELS:
         _one(
@@ -162,13 +164,16 @@ def _one(request: ModelRequest, mesh: Mesh, recipes: str) -> None:
     print(f"  {graph.num_ops} ops, {bench.space.num_strategies} strategies, peak of this process so far {peak:.2f} GiB")
     print(summary(plan))
     print("\n".join("  " + line for line in Emerged(bench.space, plan).sentences()))
-    for name in filter(None, recipes.split(",")):
-        _compare(bench, plan, (*free, parse_recipe(f"{name}:{','.join(mesh.axis_names)}", mesh)), name)
+    for written in filter(None, recipes.split(";")):
+        _compare(bench, plan, free, written)
 
 
-def _compare(bench: Workbench, best: Plan, constraints: tuple[Constraint, ...], name: str) -> None:
+def _compare(bench: Workbench, best: Plan, free: tuple[Constraint, ...], written: str) -> None:
+    name, _, axes = written.partition(":")
+    known = [axis for axis in axes.split(",") if axis in bench.mesh.axis_names] or list(bench.mesh.axis_names)
+    name = f"{name}:{','.join(known)}"
     try:
-        plan = _timed(f"recipe {name}", lambda: bench.solve(constraints, exact=False))
+        plan = _timed(f"recipe {name}", lambda: bench.solve((*free, parse_recipe(name, bench.mesh)), exact=False))
     except PlannerError as error:
         print(f"  recipe {name}: {error.message}")
         return

@@ -188,7 +188,7 @@ def test_a_file_without_the_users_module_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name, message", [
     ("shape_against_contract", r"output 0 of first_rows is \[2, 12\] on this rank; by the contract .* it is \[1, 12\]"),
-    ("rows_that_depend_on_each_other", "differs|FAIL"),
+    pytest.param("rows_that_depend_on_each_other", "differs|FAIL", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_contract_that_the_function_does_not_keep_is_found_before_a_file_is_handed_out(name: str, message: str) -> None:
     graph = trace(request(name))

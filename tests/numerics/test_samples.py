@@ -39,7 +39,7 @@ def test_every_sample_traces_at_both_sizes_and_every_op_has_a_rule(name: str) ->
     assert all(parameter.init.kind != "unknown" for parameter in full.parameters)
 
 
-@pytest.mark.parametrize("name", [name for name in SMALL if name != "llama3-tiny"])
+@pytest.mark.parametrize("name", [name for name in SMALL if name not in ("llama3-tiny", "moe-region-tiny")])
 def test_the_optimum_equals_the_module(name: str) -> None:
     model = Model.sample(name)
     _verified(model, model.bench(mesh_for(name)))

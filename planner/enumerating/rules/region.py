@@ -24,12 +24,7 @@ def contract(signature: OpSignature) -> Region:
 
 
 def row_of(signature: OpSignature, row: RegionRow) -> Row:
-    """Forward: outputs, then operands. Backward: gradients of the wanted operands, then gradients of the outputs, then operands;
-    integer outputs have no gradient."""
-    if signature.op == REGION:
-        return (*row.outputs, *row.operands)
-    arriving = contract(signature).output_gradients(row)
-    return (*(row.gradients[number] for number in signature.args[3]), *arriving, *row.operands)
+    return contract(signature).ports(row, None if signature.op == REGION else signature.args[3])
 
 
 def rows_of_axes(signature: OpSignature, mesh: Mesh) -> list[list[Row]]:
