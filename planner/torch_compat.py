@@ -42,6 +42,21 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
+def is_dtensor(value: Any) -> bool:
+    """2.13: public `torch.distributed.tensor.DTensor`; plain builds have it too."""
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(value, DTensor)
+
+
+def distributed_wrapper(module: nn.Module) -> str:
+    """Name of the wrapper of torch that makes a module distributed, "" if it is none. 2.13: DDP and both kinds of FSDP."""
+    names = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DataParallel"}
+    return next(
+        (kind.__name__ for kind in type(module).__mro__ if kind.__name__ in names and kind.__module__.startswith("torch.")), ""
+    )
+
+
 def raw_bytes(tensor: torch.Tensor) -> bytes:
     """The bytes of a contiguous CPU tensor of any dtype. 2.13: public; numpy knows no bfloat16, so they are read as bytes."""
     return tensor.flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""

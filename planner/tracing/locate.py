@@ -29,17 +29,27 @@ def source_line(stack_trace: str) -> str:
 
 def error_line(error: BaseException) -> str:
     """Innermost user line that led to `error`, as `file.py:12`; "" if unknown."""
+    return _innermost(user_frames(error))
+
+
+def user_frames(error: BaseException) -> list[tuple[str, int]]:
+    """(file, line) of the user's frames that led to `error`, outermost first; those of its cause if it has none of its own."""
     current: BaseException | None = error
     while current is not None:
         frames = [(frame.filename, frame.lineno or 0) for frame in torch_compat.error_frames(current)]
         frames = frames or [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(current.__traceback__)]
-        found = _innermost(frames) or source_line(str(current))  # some errors only quote the stack in their text
+        quoted = [(match[1], int(match[2])) for match in _FRAME.finditer(str(current))]  # some only quote the stack in their text
+        found = _of_user(frames) or _of_user(quoted)
         if found:
             return found
         current = current.__cause__ or current.__context__
-    return ""
+    return []
+
+
+def _of_user(frames: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    return [frame for frame in frames if not frame[0].startswith(_FOREIGN)]
 
 
 def _innermost(frames: Iterable[tuple[str, int]]) -> str:
-    users = [f"{os.path.basename(name)}:{line}" for name, line in frames if not name.startswith(_FOREIGN)]
-    return users[-1] if users else ""
+    users = _of_user(frames)
+    return f"{os.path.basename(users[-1][0])}:{users[-1][1]}" if users else ""

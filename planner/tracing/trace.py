@@ -19,6 +19,7 @@ from planner.tracing.arrange import arrange
 from planner.tracing.assemble import StoredBuffer, StoredTensor, assemble
 from planner.tracing.capture import Captured, capture_joint
 from planner.tracing.convert import Draft, JointDraft, read_joint
+from planner.tracing.distributed import communication, refuse_distributed
 from planner.tracing.dropout import name_places
 from planner.tracing.first_values import RealConstants, ValueRecorder
 from planner.tracing.init_rules import InitRecorder
@@ -55,6 +56,7 @@ def trace(request: ModelRequest, repeated: tuple[int, ...] | None = None) -> Joi
             raise InputError(f"{value!r} is not a {what}", hint=f"Use one of {', '.join(known)}.")
     factory = find_factory(request.model)
     loaded = load_model(factory, request)
+    refuse_distributed(loaded.module, torch_compat.tree_leaves((loaded.args, loaded.kwargs)))
     symbols, stated_inputs = _plan_facts(loaded.module)
     inputs = tuple(_inputs(loaded, stated_inputs))
     try:
@@ -178,6 +180,9 @@ def _capture(loaded: LoadedModel, request: ModelRequest) -> Captured:
     except PlannerError:
         raise
     except Exception as error:
+        refusal = communication(loaded.module, error)
+        if refusal is not None:
+            raise refusal from error
         raise TraceError(
             f"{request.model} cannot be traced: {torch_compat.error_summary(error)}{_at(error)}",
             hint=_hint(error),
@@ -193,6 +198,8 @@ def _at(error: BaseException) -> str:
 def _hint(error: BaseException) -> str:
     if "values of tensors" in torch_compat.error_summary(error):
         return "What forward does must not depend on values of tensors (no if, while or .item() on them); use torch.where."
+    if "RNN, GRU, or LSTM" in str(error):
+        return "Recurrent modules of torch cannot be traced; write the recurrence in forward with linears and pointwise ops."
     return "Run module(*args) on its own with the same sizes; if that works, the line uses something that cannot be traced."
 
 

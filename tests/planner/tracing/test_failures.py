@@ -16,6 +16,7 @@ CASES = {
     "random": (UnsupportedOpError, r"aten\.rand\.default draws random numbers"),
     "writes_weight": (UnsupportedOpError, r"forward changes the parameter fc\.weight in place"),
     "writes_input": (UnsupportedOpError, r"forward changes the input in place"),
+    "reduces": (UnsupportedOpError, r"all_reduce communicates \(in mixing,"),
     "fails_to_build": (InputError, r"RuntimeError: the configuration is missing"),
 }
 
@@ -40,6 +41,25 @@ def test_failure_names_the_reason_and_the_line(factory: str) -> None:
 def test_what_is_returned_has_to_depend_on_parameters(factory: str, reason: str) -> None:
     with pytest.raises(TraceError, match=reason):
         trace(user_request(factory))
+
+
+@pytest.mark.parametrize(
+    ("factory", "reason"),
+    [
+        ("wrapped", "the module inner is wrapped by DataParallel"),
+        ("laid_out", r"mixing\.fc\.weight is a DTensor: the model is distributed already"),
+    ],
+)
+def test_a_model_that_is_distributed_already_is_refused_by_name(factory: str, reason: str) -> None:
+    with pytest.raises(UnsupportedOpError, match=reason) as caught:
+        trace(user_request(factory))
+    assert "single device" in caught.value.hint
+
+
+def test_recurrent_modules_are_refused_with_a_way_out() -> None:
+    with pytest.raises(TraceError, match="RNN, GRU, or LSTM") as caught:
+        trace(user_request("recurrent"))
+    assert "recurrence" in caught.value.hint
 
 
 def test_factory_has_to_return_module_and_inputs() -> None:

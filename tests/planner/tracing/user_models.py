@@ -3,6 +3,7 @@
 import math
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -391,6 +392,66 @@ class ReturnsUnknown(Failing):
 class Random(Failing):
     def forward(self, x):
         return (self.fc(x) + torch.rand(16)).sum()  # random
+
+
+class Mixing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(16, 16)
+
+    def forward(self, x):
+        total = self.fc(x)
+        dist.all_reduce(total)  # reduces
+        return total.sum()
+
+
+class Reducing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mixing = Mixing()
+
+    def forward(self, x):
+        return self.mixing(x)
+
+
+def reduces():
+    return Reducing(), (torch.randn(8, 16),)
+
+
+def wrapped():
+    class Holder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.DataParallel(Mlp())
+
+        def forward(self, x):
+            return self.inner(x)
+
+    return Holder(), (torch.randn(8, 16),)
+
+
+def laid_out():
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Replicate
+
+    module, args = Reducing(), (torch.randn(8, 16),)
+    mesh = DeviceMesh("cpu", [0], _init_backend=False, _rank=0)
+    weight = DTensor.from_local(module.mixing.fc.weight.detach(), mesh, [Replicate()], run_check=False)
+    module.mixing.fc.weight = nn.Parameter(weight)
+    return module, args
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(16, 16, batch_first=True)
+
+    def forward(self, x):
+        return self.lstm(x)[0].sum()
+
+
+def recurrent():
+    return Recurrent(), (torch.randn(4, 3, 16),)
 
 
 class WritesWeight(Failing):
