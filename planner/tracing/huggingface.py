@@ -15,6 +15,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +80,11 @@ def read_config(model: str) -> Any:
     if what.endswith(".json") or "/" in what or Path(what).is_dir():
         config = _config_in_file(library, Path(what).expanduser())
     else:
-        if what not in library.CONFIG_MAPPING:
+        if what not in library.configs:
             raise UnknownModelError(
                 f"transformers {library.version} has no architecture {what!r}", hint=f"A model is given as {_FORM}."
             )
-        config = library.CONFIG_MAPPING[what]()
+        config = library.configs[what]()
     return _changed(config.get_text_config(), dict(_field(change, model) for change in changes))
 
 
@@ -98,7 +99,7 @@ def _config_in_file(library: _Library, path: Path) -> Any:
         raise InputError(
             f"{path} is no config of a transformers model: {error!r}", hint="It has to be a JSON object with a model_type."
         ) from error
-    if kind not in library.CONFIG_MAPPING:
+    if kind not in library.configs:
         raise UnknownModelError(
             f"{path} names the architecture {kind!r}, which transformers {library.version} does not have",
             hint="Code that comes with a checkpoint is not run; give such a model as file.py:factory.",
@@ -106,7 +107,7 @@ def _config_in_file(library: _Library, path: Path) -> Any:
     if data.get("quantization_config"):
         raise InputError(f"{path} describes quantised weights", hint="Remove quantization_config: training is planned in full.")
     try:
-        return library.CONFIG_MAPPING[kind].from_dict(data)
+        return library.configs[kind].from_dict(data)
     except Exception as error:
         raise InputError(f"{path} is refused by transformers: {error}", hint="Correct the field it names.") from error
 
@@ -171,33 +172,34 @@ def _refuse_chance(config: Any) -> None:
 # ---- modules -----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class _Library:
-    """The names used of transformers. Importing it takes seconds."""
+    """What is used of transformers: its version, classes of configs by name, causal language models by class of config."""
 
-    def __init__(self) -> None:
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the library is imported: kernels are not looked for elsewhere
-        try:
-            import transformers
-        except ImportError as error:
-            raise InputError(
-                "models of transformers need that library, which is not installed", hint="pip install 'plan-explorer[hf]'"
-            ) from error
-        self.version = transformers.__version__
-        self.CONFIG_MAPPING: Any = transformers.CONFIG_MAPPING
-        self.CAUSAL_LMS: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    version: str
+    configs: Any
+    causal_lms: Any
 
 
 def _library() -> _Library:
-    return _Library()
+    """Imports transformers, which takes seconds."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the library is imported: kernels are not looked for elsewhere
+    try:
+        import transformers
+    except ImportError as error:
+        raise InputError(
+            "models of transformers need that library, which is not installed", hint="pip install 'plan-explorer[hf]'"
+        ) from error
+    return _Library(transformers.__version__, transformers.CONFIG_MAPPING, transformers.MODEL_FOR_CAUSAL_LM_MAPPING)
 
 
 def _module(model: str, config: Any) -> nn.Module:
     """In train mode, without a cache; attention as torch's own operator where the class can."""
     library = _library()
-    if type(config) not in library.CAUSAL_LMS:
+    if type(config) not in library.causal_lms:
         raise InputError(f"{config.model_type} is no causal language model", hint="Give another model as file.py:factory.")
     _refuse_chance(config)
-    kind = library.CAUSAL_LMS[type(config)]
+    kind = library.causal_lms[type(config)]
     config.use_cache = False
     implementation = "sdpa" if getattr(kind, "_supports_sdpa", False) else "eager"
     try:
@@ -272,6 +274,10 @@ def tiny_config(config: Any, seq: int) -> Any:
         fields["num_experts_per_tok"] = min(data["num_experts_per_tok"], 2)
     if isinstance(data.get("topk_group"), int):
         fields["topk_group"] = min(data["topk_group"], 2)
+    for heads, size, expand in (("num_heads", "head_dim", "expand"), ("mamba_n_heads", "mamba_d_head", "mamba_expand")):
+        if heads in data and expand in data:  # state-space layers: heads times their size is the widened hidden size
+            fields[heads], fields[size] = 8, data[expand] * hidden // 8
+            fields |= {"mamba_d_ssm": data[expand] * hidden} if data.get("mamba_d_ssm") else {}
     for name in ("sliding_window", "attention_chunk_size"):
         if isinstance(data.get(name), int):
             fields[name] = 12 if data[name] < seq else 64

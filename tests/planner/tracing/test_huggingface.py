@@ -135,3 +135,15 @@ def test_unknown_files_architectures_and_fields_are_named(tmp_path: Path) -> Non
 def test_depth_cuts_what_is_said_layer_by_layer() -> None:
     config = huggingface.with_layers(huggingface.read_config("hf:gemma3_text"), 3)
     assert config.num_hidden_layers == 3 == len(config.layer_types)
+
+
+@pytest.mark.parametrize(
+    "kind", ["llama", "falcon", "gemma2", "opt", "gpt_oss", "deepseek_v3", "mamba2", "bamba", "qwen3_next", "phi3"]
+)
+def test_tiny_sizes_fit_together_and_can_be_split(kind: str) -> None:
+    """The library checks what belongs together (heads and hidden size, groups of experts); widths split over two axes of 2."""
+    full = huggingface.with_layers(huggingface.read_config(f"hf:{kind}"), 2)
+    sizes, small = (huggingface.named_sizes(config, 4, 64) for config in (full, huggingface.tiny_config(full, 64)))
+    assert sizes.keys() == small.keys()
+    assert all(small[name] <= sizes[name] for name in small if name not in ("H", "KV"))
+    assert all(small[name] % 4 == 0 or small[name] == sizes[name] for name in small)
