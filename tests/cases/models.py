@@ -95,6 +95,11 @@ def nested_arguments() -> CaseWithKeywords:
     return NestedArguments(20), (sample,), keywords
 
 
+def nested_arguments_in_another_order() -> CaseWithKeywords:
+    module, args, keywords = nested_arguments()
+    return module, args, dict(reversed(keywords.items()))
+
+
 class OutputsOfEveryKind(nn.Module):
     """Outputs trained, used on the way, passed through, of positions, None. Fault: a gradient where there can be none."""
 

@@ -23,6 +23,7 @@ MODELS = (
     "shared_table", "untrained_parts", "repeated_argument", "nested_arguments", "outputs_of_every_kind", "heads_alone",
     "heads_in_groups", "complex_rotation", "after_two_products", "square_and_double", "product_in_bfloat16", "pickings",
     "cut_and_join", "two_convolutions", "writes", "writes_and_dropout", "moving_average",
+    "words_without_labels",
 )  # fmt: skip
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from planner.graph import TensorRef
+from pathlib import Path
+
+import pytest
+
+from planner.graph import ModelRequest, TensorRef
 from planner.mesh import Mesh
 from planner.pipeline import Workbench
 from planner.placement import text
 from planner.plan import Plan
-from tests.cases.test_soundness import case
+from tests.cases.test_soundness import MODELS, case
+from tests.planner.tracing.common import largest_error
 
 
 def best(name: str, mesh: str) -> Plan:
@@ -29,6 +34,29 @@ def test_unused_frozen_and_integer_parameters_stay() -> None:
     assert {p.name for p in graph.parameters if p.gradient is not None} == {"trained.weight", "trained.bias"}
     columns = graph.meta(TensorRef(graph.node_by_key["param:columns"], 0))
     assert columns.dtype == "int64"
+
+
+def test_memory_counts_what_is_never_read() -> None:
+    graph, plan = case("untrained_parts"), best("untrained_parts", "dp=1")
+    every = sum(graph.meta(TensorRef(p.node, 0)).num_bytes for p in graph.parameters)
+    unread = sum(graph.meta(TensorRef(p.node, 0)).num_bytes for p in graph.parameters if p.name.startswith("unread."))
+    trained = sum(graph.meta(TensorRef(p.node, 0)).num_bytes for p in graph.parameters if p.gradient is not None)
+    assert unread == 4 * (12 * 24 + 24) and plan.memory.parameter_bytes == every
+    assert plan.memory.gradient_bytes == trained and plan.memory.optimizer_bytes == 2 * trained
+
+
+def test_keywords_in_another_order_are_the_same_plan() -> None:
+    """`gate` [8, 1] may be split by samples, `offset` [20] is none of them, in whatever order they are given."""
+    plans = [best(name, "dp=4") for name in ("nested_arguments", "nested_arguments_in_another_order")]
+    placed = [{key: choice.outputs for key, choice in plan.choices.items() if key.startswith("input:")} for plan in plans]
+    assert placed[0] == placed[1] and plans[0].objective_us == plans[1].objective_us
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("writes_and_dropout", "moving_average", "writes")])
+def test_traced_gradients_are_those_of_autograd(name: str) -> None:
+    """Sums over several outputs, tied names and repeated uses included; absent where the module has none."""
+    path = Path(__file__).with_name("models.py")
+    assert largest_error(ModelRequest(model=f"{path}:{name}", precision="as-traced")) < 2e-5
 
 
 def test_inputs_are_listed_by_path_whatever_their_container() -> None:
