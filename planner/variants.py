@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from planner.solving.checkpoints import Trial
 
 
-MOST_KEPT = 8
+MOST_KEPT = 12
 """Workbenches beside that of the graph as traced; of Llama-3-8B on two axes one takes about 40 MB."""
 
 
@@ -29,6 +29,8 @@ class Variants:
 
     base: Workbench
     made: dict[tuple[str, ...], Workbench] = field(default_factory=dict)
+    counts: dict[tuple[Constraint, ...], int] = field(default_factory=dict)
+    """Constraints without overrides -> the best number of checkpointed layers, where searches with overrides start."""
 
     @cached_property
     def order(self) -> tuple[str, ...]:
@@ -63,7 +65,7 @@ class Variants:
     ) -> Plan:
         """Raises as `Workbench.solve`, and InputError if the model has fewer layers than are to be checkpointed."""
         if checkpoint.policy == "auto" and self.order:
-            return replace(_Auto(self, constraints, time_limit_s, exact).plan(), checkpoint=str(checkpoint))
+            return replace(_Auto(self, tuple(constraints), time_limit_s, exact).plan(), checkpoint=str(checkpoint))
         layers = () if checkpoint.policy == "auto" else checkpoint.layers(self.base.graph)
         plan, _ = self.bench(layers).solve_here(constraints, time_limit_s=time_limit_s, exact=exact)
         return replace(plan, checkpoint=str(checkpoint))
@@ -74,7 +76,7 @@ class _Auto:
     """One solve in which the number of checkpointed layers is open; thrown away afterwards."""
 
     variants: Variants
-    constraints: Sequence[Constraint]
+    constraints: tuple[Constraint, ...]
     time_limit_s: float
     exact: bool | None
     plans: dict[int, Plan] = field(default_factory=dict)
@@ -86,15 +88,28 @@ class _Auto:
 
         variants = self.variants
         search = CountSearch(len(variants.order), self._trial, variants.layer_bytes, lambda: self._seconds_left <= 0)
-        best = search.run()
+        best = search.run(self._start())
         if best is None:
             raise self._error()
+        if self._seconds_left > 0:
+            variants.counts[self.constraints] = best
         found = self._finished(best)
         if len(search.tried) == 1:
             return found
         tried = f"{best} of {search.most} layers checkpointed, the best of {len(search.tried)} numbers of layers tried"
         seconds = time.monotonic() - self.began
         return replace(found, report=replace(found.report, method=f"{found.report.method}; {tried}", seconds=seconds))
+
+    def _start(self) -> int | None:
+        """With overrides: the best number without them, so that the answer does not depend on what was asked before."""
+        from planner.solving.solve import OVERRIDES
+
+        kept = tuple(c for c in self.constraints if not isinstance(c, OVERRIDES))
+        if kept == self.constraints:
+            return None
+        if kept not in self.variants.counts:
+            _Auto(self.variants, kept, max(self._seconds_left, 1.0), False).plan()
+        return self.variants.counts.get(kept)
 
     @property
     def _seconds_left(self) -> float:

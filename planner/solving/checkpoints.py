@@ -51,18 +51,27 @@ class CountSearch:
     expired: Callable[[], bool] = lambda: False
     tried: dict[int, Trial] = field(default_factory=dict)
 
-    def run(self) -> int | None:
-        """The best number of those tried, the smaller one of equals; None if no plan fits with any of them."""
-        if self._value(0) == math.inf or self.tried[0].budget_binds:
-            if self.most <= TRY_ALL:
-                for count in range(1, self.most + 1):
-                    self._value(count)
-            else:
-                least = self._least_that_fits()
-                if least is not None:
-                    self._descend(least)
+    def run(self, start: int | None = None) -> int | None:
+        """The best number of those tried, the smaller one of equals; None if no plan fits with any of them.
+
+        `start` is the best number of a similar problem: if it fits here, and layers are many, the search goes on from there.
+        """
+        if start is not None and self.most > TRY_ALL and self._value(start) < math.inf:
+            if start > 0 or self.tried[0].budget_binds:
+                self._descend(start, 0)
+        elif self._value(0) == math.inf or self.tried[0].budget_binds:
+            self._look_everywhere()
         found = [count for count, trial in self.tried.items() if trial.value_us < math.inf]
         return min(found, key=lambda count: (self.tried[count].value_us, count), default=None)
+
+    def _look_everywhere(self) -> None:
+        if self.most <= TRY_ALL:
+            for count in range(1, self.most + 1):
+                self._value(count)
+            return
+        least = self._least_that_fits()
+        if least is not None:
+            self._descend(least, least)
 
     def _value(self, count: int) -> float:
         if count not in self.tried:
@@ -90,11 +99,14 @@ class CountSearch:
             return self.most if fits > self.most else (short + fits) // 2
         return min(short + math.ceil(min(lacking / self.layer_bytes, self.most)), fits - 1)
 
-    def _descend(self, least: int) -> None:
-        """More layers in growing steps while that is cheaper, then smaller steps to both sides."""
-        best, step = least, 1
-        while best + step <= self.most and self._value(best + step) < self._value(best):
-            best, step = best + step, 2 * step
+    def _descend(self, start: int, least: int) -> None:
+        """To one side in growing steps while that is cheaper, then smaller steps to both sides."""
+        best, step = start, 1
+        for side in (1, -1):
+            while least <= best + side * step <= self.most and self._value(best + side * step) < self._value(best):
+                best, step = best + side * step, 2 * step
+            if best != start:
+                break
         while step > 1:
             step //= 2
             for near in (best - step, best + step):

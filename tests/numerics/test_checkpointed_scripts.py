@@ -8,10 +8,13 @@ import pytest
 
 from planner.exporting.script import write_script
 from planner.exporting.verify import export_verified
-from planner.graph import TensorRef
-from planner.pipeline import Workbench, planned_graph
+from planner.graph import ModelRequest, TensorRef
+from planner.mesh import Mesh
+from planner.pipeline import Workbench, planned_graph, trace
 from planner.plan import Plan
-from tests.numerics.exported import Model, any_plan
+from tests.numerics.exported import ROOT, Model, any_plan
+
+LAYERED = ROOT / "tests" / "planner" / "layered_models.py"
 
 
 def verified(model: Model, plan: Plan) -> str:
@@ -67,6 +70,14 @@ def test_other_models(name: str) -> None:
     bench = model.bench("dp=2,tp=2")
     verified(model, bench.solve(bench.default_constraints(), checkpoint="full"))
     verified(model, bench.solve(bench.default_constraints(), checkpoint="full:1"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["counted", "pairs", "two_stacks"])
+def test_layers_with_buffers_several_outputs_and_two_stacks(name: str) -> None:
+    graph = trace(ModelRequest(model=f"{LAYERED}:{name}", precision="as-traced"))
+    bench = Workbench.build(graph, Mesh.parse("dp=2,tp=2"))
+    verified(Model(graph, graph), bench.solve(bench.default_constraints(), checkpoint="full"))
 
 
 def test_loops_stay_loops() -> None:

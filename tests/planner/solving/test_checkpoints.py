@@ -46,6 +46,18 @@ def test_what_is_lacking_leads_to_the_least_number_that_fits() -> None:
         assert found.run() == 11 and len(found.tried) <= 11
 
 
+def test_a_similar_problem_s_number_is_where_the_search_starts() -> None:
+    for start in (0, 3, 11, 14, 40):
+        found = search(40, lambda count: 100.0 + abs(count - 12))
+        assert found.run(start) == 12 and len(found.tried) <= 14
+    near = search(40, lambda count: 100.0 + abs(count - 12))
+    assert near.run(12) == 12 and sorted(near.tried) == [11, 12, 13]
+    free = search(40, lambda count: 100.0 + count, lambda count: False)
+    assert free.run(0) == 0 and list(free.tried) == [0]
+    other = search(40, lambda count: math.inf if count < 20 else float(count))
+    assert other.run(5) == 20
+
+
 def test_time_that_runs_out_leaves_what_was_found() -> None:
     found = search(40, lambda count: 50.0 - count)
     found.expired = lambda: len(found.tried) >= 4
