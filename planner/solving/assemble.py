@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from planner.constraint import Constraint, Facts
 from planner.cost import CostTable
-from planner.graph import TensorRef
+from planner.graph import JointGraph, TensorRef
 from planner.memory import MemoryBreakdown
 from planner.plan import Choice, Plan, Redistribution, SolveReport, Step
 from planner.redistribution import Routes
@@ -112,6 +113,27 @@ def price_redistributions(costs: CostTable, strategy: np.ndarray, shared: Mappin
 def _redistributions(
     costs: CostTable, strategy: np.ndarray, shared: Mapping[tuple[TensorRef, str], int]
 ) -> Iterable[Redistribution]:
+    return (_redistribution(costs.space.graph, change) for change in changes(costs, strategy, shared))
+
+
+class Change(NamedTuple):
+    """A tensor in placement number `source` that becomes `target`, for `uses` (consumer, slot)."""
+
+    ref: TensorRef
+    phase: str
+    routes: Routes
+    source: int
+    target: int
+    uses: Sequence[tuple[int, int]]
+    shared: bool
+
+    @property
+    def is_possible(self) -> bool:
+        return bool(np.isfinite(self.routes.table_us[self.source, self.target]))
+
+
+def changes(costs: CostTable, strategy: np.ndarray, shared: Mapping[tuple[TensorRef, str], int]) -> Iterable[Change]:
+    """All changes of placement of a solution, possible or not."""
     space = costs.space
     for (ref, phase), uses in uses_by_phase(costs).items():
         lattice = space.lattice_of[ref]
@@ -122,12 +144,12 @@ def _redistributions(
             unreduced = any(use in costs.unreduced for use in uses)
             routes = costs.routes_without_reduction[lattice] if unreduced else costs.routes[lattice]
             if start != made:
-                yield _redistribution(costs, ref, phase, routes, made, start, uses, shared=True)
+                yield Change(ref, phase, routes, made, start, uses, True)
         for consumer, slot in uses:
             wanted = _wanted(costs, strategy, consumer, slot)
             if wanted != start:
                 routes = costs.routes_of_use(lattice, consumer, slot)
-                yield _redistribution(costs, ref, phase, routes, start, wanted, [(consumer, slot)], shared=False)
+                yield Change(ref, phase, routes, start, wanted, [(consumer, slot)], False)
 
 
 def _wanted(costs: CostTable, strategy: np.ndarray, consumer: int, slot: int) -> int:
@@ -136,25 +158,15 @@ def _wanted(costs: CostTable, strategy: np.ndarray, consumer: int, slot: int) ->
     return int(column[strategy[consumer]])
 
 
-def _redistribution(
-    costs: CostTable,
-    ref: TensorRef,
-    phase: str,
-    routes: Routes,
-    source: int,
-    target: int,
-    uses: Sequence[tuple[int, int]],
-    *,
-    shared: bool,
-) -> Redistribution:
-    nodes = costs.space.graph.nodes
+def _redistribution(graph: JointGraph, change: Change) -> Redistribution:
+    nodes, moves = graph.nodes, change.routes.path(change.source, change.target)
     return Redistribution(
-        tensor=(nodes[ref.node].key, ref.output),
-        phase=phase,
-        source=routes.lattice.placements(source),
-        shared=shared,
-        consumers=tuple((nodes[consumer].key, slot) for consumer, slot in uses),
-        steps=tuple(Step(target=m.target, collective=m.collective, us=m.us) for m in routes.path(source, target)),
+        tensor=(nodes[change.ref.node].key, change.ref.output),
+        phase=change.phase,
+        source=change.routes.lattice.placements(change.source),
+        shared=change.shared,
+        consumers=tuple((nodes[consumer].key, slot) for consumer, slot in change.uses),
+        steps=tuple(Step(target=m.target, collective=m.collective, us=m.us) for m in moves),
     )
 
 

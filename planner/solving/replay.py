@@ -10,7 +10,7 @@ from planner.errors import PlanFormatError
 from planner.graph import TensorRef
 from planner.placement import Placements, text
 from planner.plan import Choice, Plan, SolveReport
-from planner.solving.assemble import facts_of, memory_of, price_redistributions, uses_by_phase
+from planner.solving.assemble import changes, facts_of, memory_of, price_redistributions, uses_by_phase
 from planner.solving.demands import costs_under
 from planner.solving.solve import Solution
 
@@ -26,9 +26,10 @@ def solution_of(plan: Plan, costs: CostTable) -> Solution:
     graph, costs = costs.space.graph, costs_under(costs, plan.constraints)
     strategy = np.array([_strategy(plan.choices[node.key], index, costs) for index, node in enumerate(graph.nodes)])
     shared = _shared(plan, costs, strategy)
+    _check_changes(costs, strategy, shared)
     same = (plan.fingerprint, plan.hardware_hash) == (graph.fingerprint, costs.hardware_hash)
     objective = _objective(costs, strategy, shared)
-    if same:
+    if same and abs(objective - plan.objective_us) <= 1e-6 * plan.objective_us:
         report = plan.report
     else:
         report = SolveReport(status="feasible", objective_us=objective, bound_us=0.0, method="replayed, not proved", seconds=0.0)
@@ -36,6 +37,18 @@ def solution_of(plan: Plan, costs: CostTable) -> Solution:
     found = Solution(strategy=strategy, shared=shared, report=report, used_bytes=used, costs=costs)
     _check_constraints(plan, found, costs)
     return found
+
+
+def _check_changes(costs: CostTable, strategy: np.ndarray, shared: dict[tuple[TensorRef, str], int]) -> None:
+    """Raises PlanFormatError for a change of placement that no collective makes, or none that the plan's constraints allow."""
+    for change in changes(costs, strategy, shared):
+        if not change.is_possible:
+            key, lattice = costs.space.graph.nodes[change.ref.node].key, change.routes.lattice
+            raise PlanFormatError(
+                f"the plan does not keep its own constraints, or is damaged: {key} cannot be changed from "
+                f"{lattice.text(change.source)} to {lattice.text(change.target)} with the collectives that it allows",
+                hint="Plan again, or restore the file.",
+            )
 
 
 def _check_constraints(plan: Plan, found: Solution, costs: CostTable) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from planner.address import resolve
 from planner.constraint import (
+    ANY,
     Allow,
     BoundaryPlacement,
     Constraint,
@@ -63,8 +64,9 @@ def restrict(constraint: Constraint, costs: CostTable, problem: PairwiseProblem)
                 f"a memory budget of {constraint.num_bytes} bytes holds nothing", hint="Give a size such as 80GiB."
             )
         return Restriction(constraint, {}, constraint.num_bytes)
-    if isinstance(constraint, ForbidCollective | SamePlacement):  # in the prices and edges of the problem itself
-        return Restriction(constraint, {})
+    if isinstance(constraint, ForbidCollective | SamePlacement):
+        _check_demand(constraint, costs)
+        return Restriction(constraint, {})  # it is in the prices or the edges of the problem itself
     if isinstance(constraint, Recipe):
         return _follow(constraint, costs, problem)
     _check_length(constraint, costs)
@@ -78,6 +80,14 @@ def restrict(constraint: Constraint, costs: CostTable, problem: PairwiseProblem)
         )
         masks[node] = masks[node] & mask if node in masks else mask
     return Restriction(constraint, masks)
+
+
+def _check_demand(demand: ForbidCollective | SamePlacement, costs: CostTable) -> None:
+    if isinstance(demand, SamePlacement):
+        resolve(demand.where, costs.space.graph)
+    elif demand.axis != ANY:
+        for name in demand.axis.split("+"):
+            costs.space.mesh.axis(name)
 
 
 def _check_length(constraint: Pin | BoundaryPlacement | Allow | Forbid, costs: CostTable) -> None:

@@ -21,6 +21,7 @@ from planner.cost import CostTable
 from planner.errors import InfeasibleError, SolverError
 from planner.graph import TensorRef
 from planner.plan import SolveReport
+from planner.recipes import Recipe
 from planner.solving import message_passing
 from planner.solving.budget import CLOSE_ENOUGH, BudgetOutcome, solve_within_budget
 from planner.solving.conflicts import explain_budget, explain_placements, has_plan, living
@@ -152,7 +153,8 @@ class Solver:
         self.costs = costs_under(costs, demands)
         self.problem: PairwiseProblem = build_problem(self.costs, ties_of(costs, demands))
         self._demands = demands
-        self._variants = Variants(self)
+        self._variants = Variants(self, demands)
+        self._recipes: dict[Recipe, Restriction] = {}
         places = Places.of(self.costs, self.problem)
         self._layer = places.layer
         self._folding = fold(self.problem, places)
@@ -174,6 +176,18 @@ class Solver:
     def warm_up(self) -> float:
         """Compile all loops. -> seconds it took"""
         return message_passing.warm_up()
+
+    def restrict(self, constraint: Constraint) -> Restriction:
+        """What a constraint rules out here; recipes, which look at the whole graph, are remembered.
+
+        Raises:
+            InvalidConstraintError: it cannot be meant for this model and mesh.
+        """
+        if not isinstance(constraint, Recipe):
+            return restrict(constraint, self.costs, self.problem)
+        if constraint not in self._recipes:
+            self._recipes[constraint] = restrict(constraint, self.costs, self.problem)
+        return self._recipes[constraint]
 
     def legal(self, ref: TensorRef) -> tuple[int, ...]:
         """Placement numbers that can be pinned at a tensor."""
@@ -210,7 +224,7 @@ class Solver:
             return self._variants.solve(
                 demands, constraints, time_limit_s=time_limit_s, exact=exact, progress=progress, cancelled=cancelled
             )
-        run.restrictions = [*(restrict(c, self.costs, self.problem) for c in constraints), *also]
+        run.restrictions = [*map(self.restrict, constraints), *also]
         unpinned = tuple(c for c in constraints if not isinstance(c, OVERRIDES) or c in settled)
         run.based_on = frozenset(unpinned)
         alive = living(self.problem, run.restrictions)

@@ -9,7 +9,6 @@ from planner.constraint import Constraint
 from planner.errors import InfeasibleError, InvalidConstraintError
 from planner.solving.conflicts import explain_together, is_impossible
 from planner.solving.demands import Demand, demands_of
-from planner.solving.restrictions import restrict
 
 if TYPE_CHECKING:
     from planner.solving.solve import Solution, Solver
@@ -18,10 +17,11 @@ _KEPT = 3
 
 
 class Variants:
-    """The solvers beside `root`, which has no demands."""
+    """The solvers beside `root`, which has the demands `own` (usually none)."""
 
-    def __init__(self, root: Solver) -> None:
+    def __init__(self, root: Solver, own: tuple[Demand, ...]) -> None:
         self.root = root
+        self.own = own
         self._solvers: dict[tuple[Demand, ...], Solver] = {}
 
     def solver(self, demands: tuple[Demand, ...]) -> Solver:
@@ -29,7 +29,7 @@ class Variants:
         Raises:
             InfeasibleError: the demands alone leave no plan.
         """
-        if not demands:
+        if demands == self.own:
             return self.root
         found = self._solvers.pop(demands, None) or type(self.root)(self.root.costs, demands)
         self._solvers[demands] = found
@@ -40,7 +40,7 @@ class Variants:
     def solve(self, demands: tuple[Demand, ...], constraints: Sequence[Constraint], **how: object) -> Solution:
         """As `Solver.solve`; if there is no plan, the smallest conflicting set is looked for among all constraints."""
         for constraint in constraints:
-            restrict(constraint, self.root.costs, self.root.problem)  # what is wrong by itself is said so
+            self.root.restrict(constraint)  # what is wrong by itself is said so
         try:
             return self.solver(demands).solve(constraints, **how)  # type: ignore[arg-type]
         except (InfeasibleError, InvalidConstraintError) as error:
@@ -50,7 +50,7 @@ class Variants:
         """Proved that no plan satisfies these constraints together."""
         try:
             solver = self.solver(demands_of(constraints, self.root.costs.space.mesh))
-            restrictions = [restrict(c, solver.costs, solver.problem) for c in constraints]
+            restrictions = [solver.restrict(c) for c in constraints]
         except (InfeasibleError, InvalidConstraintError):
             return True
         return is_impossible(solver.problem, restrictions)
