@@ -6,11 +6,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from planner.commands import accuracy, diff, explain, export, models, plan, show
+from planner.commands import accuracy, diff, explain, export, models, plan, show, sweep
 from planner.errors import InfeasibleError, PlannerError
 
 BAD_INPUT, STOPPED = 2, 130
-COMMANDS = (models, plan, show, explain, diff, export, accuracy)
+COMMANDS = (models, plan, show, explain, diff, sweep, export, accuracy)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from planner.exporting.verify import Export
     from planner.hardware import HardwareProfile
     from planner.reasons import Explanation, LocalPrice, Override, Relaxation
+    from planner.solving.solve import Progress as SolveProgress
     from planner.solving.solve import Solver
     from planner.strategy import BannedRow, StrategySpace
     from planner.tracing.sources import ModelInfo
@@ -66,6 +68,24 @@ class PlanRequest:
         return replace(self.model, batch=self.mesh.num_devices)
 
 
+@dataclass(eq=False)
+class Listeners:
+    """Who looks on while a workbench and its variants solve. `told` gets value and bound after every round; `cancelled` is
+    polled, and a cancelled solve ends with the best plan so far."""
+
+    told: Callable[[SolveProgress], None] | None = None
+    cancelled: Callable[[], bool] | None = None
+
+    @contextmanager
+    def instead(self, told: Callable[[SolveProgress], None] | None, cancelled: Callable[[], bool] | None) -> Iterator[None]:
+        before = self.told, self.cancelled
+        self.told, self.cancelled = told, cancelled
+        try:
+            yield
+        finally:
+            self.told, self.cancelled = before
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stats:
     """What planning took. Imports are not in the times; just-in-time compilation is `compile_s`."""
@@ -99,11 +119,14 @@ def make_plan(
     replay: Plan | None = None,
     progress: Progress = lambda stage: None,
     tracer: Tracer | None = None,
+    told: Callable[[SolveProgress], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
 ) -> Planned:
     """Model, mesh, hardware, constraints -> a plan.
 
     A graph traced before saves the trace; a plan to `replay` gives all decisions, so that nothing is solved: it is checked
-    against the model and priced anew. `tracer` is `trace` unless said otherwise (see `planner.loading`).
+    against the model and priced anew. `tracer` is `trace` unless said otherwise (see `planner.loading`). `told` and
+    `cancelled` are as in `Workbench.solve`.
 
     Raises:
         PlannerError: see planner/errors.py; every subclass says what to try.
@@ -122,7 +145,10 @@ def make_plan(
         compile_s = bench.warm_up()
         constraints = (*bench.default_constraints(request.memory_bytes), *request.constraints, *request.pins)
         chosen = clock.run(
-            "solve", lambda: bench.solve(constraints, time_limit_s=request.time_limit_s, checkpoint=str(checkpoint))
+            "solve",
+            lambda: bench.solve(
+                constraints, time_limit_s=request.time_limit_s, checkpoint=str(checkpoint), told=told, cancelled=cancelled
+            ),
         )
     stats = Stats(
         trace_s=clock.seconds.get("trace", 0.0),
@@ -177,6 +203,7 @@ class Workbench:
         self.hardware = hardware
         self.solver = solver
         self.variants = Variants(self)
+        self.listeners = Listeners()
 
     @classmethod
     def build(
@@ -213,13 +240,17 @@ class Workbench:
 
     def like(self, graph: JointGraph) -> Workbench:
         """Another graph on the same mesh and hardware."""
-        return self._of(graph, self.mesh, self.hardware, self.costs.memory.policy, self.costs.gpus_per_node)
+        other = self._of(graph, self.mesh, self.hardware, self.costs.memory.policy, self.costs.gpus_per_node)
+        other.listeners = self.listeners
+        return other
 
     def with_fresh_solver(self) -> Workbench:
         """The same prices with a solver that knows nothing yet."""
         from planner.solving.solve import Solver
 
-        return Workbench(self.costs, self.hardware, Solver(self.costs))
+        other = Workbench(self.costs, self.hardware, Solver(self.costs))
+        other.listeners = self.listeners
+        return other
 
     @property
     def space(self) -> StrategySpace:
@@ -304,26 +335,32 @@ class Workbench:
         time_limit_s: float = 60.0,
         exact: bool | None = None,
         checkpoint: str | tuple[str, ...] = "none",
+        told: Callable[[SolveProgress], None] | None = None,
+        cancelled: Callable[[], bool] | None = None,
     ) -> Plan:
         """The best plan under the constraints. `exact` False answers at once with the gap it has; None goes on to the integer
         program if what is left open is small; True whatever its size. Bound and status speak of the layers that the plan
         checkpoints; with `checkpoint` `auto` the method says how many other numbers of layers were tried. `checkpoint` can also
-        be the layers themselves.
+        be the layers themselves. `told` is called with value and bound after every round of the solver; `cancelled` is polled,
+        and a cancelled solve ends with the best plan so far and its gap.
 
         Raises:
             InvalidConstraintError: a pin that matches nothing or has no legal strategy.
             InfeasibleError: constraints that cannot hold together, or a budget that is too small.
             InputError: more layers to checkpoint than the model has.
         """
-        if isinstance(checkpoint, tuple):
-            return self.variants.bench(checkpoint).solve_here(constraints, time_limit_s=time_limit_s, exact=exact)[0]
-        return self.variants.solve(Checkpoint.parse(checkpoint), constraints, time_limit_s=time_limit_s, exact=exact)
+        with self.listeners.instead(told, cancelled):
+            if isinstance(checkpoint, tuple):
+                return self.variants.bench(checkpoint).solve_here(constraints, time_limit_s=time_limit_s, exact=exact)[0]
+            return self.variants.solve(Checkpoint.parse(checkpoint), constraints, time_limit_s=time_limit_s, exact=exact)
 
     def solve_here(self, constraints: Sequence[Constraint], *, time_limit_s: float, exact: bool | None) -> tuple[Plan, float]:
         """The best plan of this very graph, and what a byte more of memory would be worth, in µs."""
         from planner.solving.assemble import assemble
 
-        solution = self.solver.solve(constraints, time_limit_s=time_limit_s, exact=exact)
+        solution = self.solver.solve(
+            constraints, time_limit_s=time_limit_s, exact=exact, progress=self.listeners.told, cancelled=self.listeners.cancelled
+        )
         return assemble(self.costs, solution, constraints), solution.us_per_byte
 
     def replay(self, plan: Plan) -> Plan:

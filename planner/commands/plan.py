@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from planner import pipeline
-from planner.commands.common import add_load_limit, check_writable, say, tracer, write_text
+from planner.commands.common import Watching, add_load_limit, check_writable, tracer, write_text
 from planner.commands.describe import summary
 from planner.constraint import Allow, Constraint, Pin, SamePlacement, parse_forbid, parse_recipe
-from planner.errors import InputError
+from planner.errors import InputError, SolverError
 from planner.graph import JointGraph, ModelRequest
 from planner.mesh import Mesh
 from planner.plan import Plan
@@ -98,13 +99,25 @@ def run(args: argparse.Namespace) -> int:
     for path in (args.output, args.stats, args.save_graph):
         check_writable(path)
     graph = JointGraph.load(args.graph) if args.graph else None
-    found = pipeline.make_plan(request, graph=graph, replay=replay, progress=say, tracer=tracer(args))
+    watching = Watching()
+    try:
+        with watching.ctrl_c():
+            found = pipeline.make_plan(
+                request, graph=graph, replay=replay, progress=watching.stage, tracer=tracer(args), told=watching.told,
+                cancelled=watching.cancelled,
+            )  # fmt: skip
+    except SolverError as error:
+        if not watching.stopped:
+            raise
+        raise KeyboardInterrupt from error
     if args.save_graph:
         found.graph.save(args.save_graph)
     if args.output:
         found.plan.save(args.output)
     if args.stats:
         write_text(args.stats, json.dumps(found.stats.to_json(), indent=1) + "\n")
+    if watching.stopped:
+        print("stopped: this is the best plan so far", file=sys.stderr)
     print(summary(found.plan))
     return 0
 

@@ -260,7 +260,7 @@ def solve_within_budget(
         search.cross()
     if search.best_price != search.price:
         solver.set_costs(cost_us + search.best_price * search.excess.num_bytes)
-        refreshed = solver.run(replace(effort, max_sweeps=2))
+        refreshed = solver.run(replace(effort, max_sweeps=2, tell=None))
         search.bound = max(search.bound, refreshed.bound_us - search.offset(search.best_price))
     return search.result()
 

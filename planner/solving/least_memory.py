@@ -63,7 +63,9 @@ def least_memory(problem: PairwiseProblem, alive: np.ndarray, effort: Effort) ->
             least = max(least, exact.bound_us)
             if exact.choice is not None and exact.value_us < value:
                 choice, value = exact.choice, exact.value_us
-    if math.isinf(least):
+    if least == -math.inf:  # out of time before the first sweep: each node needs its least
+        least = 0.0
+    if least == math.inf:
         return LeastMemory(math.inf, math.inf, choice)
     bound = math.ceil(least - 1e-3) * unit + excess.least_total
     return LeastMemory(round(value * unit + excess.least_total) if math.isfinite(value) else value, round(bound), choice)
