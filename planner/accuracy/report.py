@@ -26,6 +26,7 @@ TARGETS_PCT: Mapping[str, float] = {
 }
 """Mean absolute error in % aimed at, as mean over sources."""
 WORST = 10
+TAU_TARGET, REGRET_TARGET_PCT = 0.8, 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +84,47 @@ def _line(category: str, rows: list[Scored]) -> Line:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ranking:
+    """How well the cheapest plan is picked among plans for the same work; means over groups of at least four plans.
+
+    `tau` is Kendall's (pairs in the right order minus pairs in the wrong one, over all pairs); `regret_pct` is what the plan
+    ranked first takes beyond the fastest measured.
+    """
+
+    groups: int
+    tau: float
+    regret_pct: float
+
+
+def ranking(rows: Iterable[Scored]) -> Ranking | None:
+    groups: dict[str, list[Scored]] = {}
+    for row in rows:
+        if row.group and row.predicted is not None:
+            groups.setdefault(row.group, []).append(row)
+    ranked = [mine for mine in groups.values() if len(mine) >= 4]
+    if not ranked:
+        return None
+    return Ranking(
+        groups=len(ranked),
+        tau=round(float(np.mean([_tau(mine) for mine in ranked])), 3),
+        regret_pct=round(100 * float(np.mean([_regret(mine) for mine in ranked])), 2),
+    )
+
+
+def _tau(rows: list[Scored]) -> float:
+    measured = np.array([row.measured for row in rows])
+    predicted = np.array([row.predicted for row in rows], float)
+    upper = np.triu_indices(len(rows), 1)
+    agree = np.sign(measured[:, None] - measured)[upper] * np.sign(predicted[:, None] - predicted)[upper]
+    return float(agree.mean())
+
+
+def _regret(rows: list[Scored]) -> float:
+    chosen = min(rows, key=lambda row: row.predicted or 0.0)
+    return chosen.measured / min(row.measured for row in rows) - 1
+
+
 def worst(rows: Iterable[Scored], category: str, count: int = WORST) -> list[Scored]:
     mine = [row for row in rows if row.category == category and row.predicted is not None]
     return sorted(mine, key=lambda row: -abs(row.error))[:count]
@@ -106,6 +148,13 @@ def as_text(rows: tuple[Scored, ...], unknown_files: Iterable[str], *, worst_row
         verdict = {None: "", True: " ok", False: " MISSED"}[line.passes]
         lines.append(f"{line.category:36s} {line.rows:6d} {line.sources:5d} {line.skipped:5d} {cells} {aim:>7s}{verdict}")
     lines.append("'by src' is the mean over sources, and what the target is for. Errors are |predicted / measured - 1|.")
+    found = ranking(rows)
+    if found is not None:
+        verdict = "ok" if found.tau >= TAU_TARGET and found.regret_pct <= REGRET_TARGET_PCT else "MISSED"
+        lines.append(
+            f"plan ranking: Kendall tau {found.tau:.2f} (>= {TAU_TARGET}), regret of the first {found.regret_pct:.1f} % "
+            f"(<= {REGRET_TARGET_PCT:g} %), {found.groups} groups: {verdict}"
+        )
     for line in table:
         for row in worst(rows, line.category, worst_rows):
             lines.append(
@@ -121,6 +170,7 @@ def as_json(rows: tuple[Scored, ...], unknown_files: Iterable[str]) -> dict[str,
     table = summarise(rows)
     return {
         "categories": [{**asdict(line), "passes": line.passes} for line in table],
+        "ranking": None if (found := ranking(rows)) is None else asdict(found),
         "worst": {
             line.category: [
                 {"label": r.label, "source": r.source, "measured": r.measured, "predicted": r.predicted, "error": r.error}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from planner.accuracy.ends import MEMORY_COLUMNS, STEP_COLUMNS, VTRAIN_COLUMNS, score_memory_row, score_step, score_vtrain
 from planner.accuracy.kernels import KERNEL_FILES, score_attention_figure
 from planner.accuracy.links import COLLECTIVE_COLUMNS, score_collective
 from planner.accuracy.rows import Fields, Scored, Skip, read_csv
+from planner.accuracy.steps import Predictor
 from planner.errors import InputError
 
 Progress = Callable[[str], None]
@@ -29,10 +32,11 @@ def score_folder(folder: Path, *, progress: Progress = lambda file: None) -> Fol
         raise InputError(f"there is no folder {folder}", hint="Give the folder with the CSV files.")
     rows: list[Scored] = []
     unknown = []
+    predictor = Predictor()
     for path in sorted(folder.iterdir()):
         if not path.name.endswith((".csv", ".csv.gz")):
             continue
-        found = _score_file(path)
+        found = _score_file(path, predictor)
         if found is None:
             unknown.append(path.name)
             continue
@@ -41,7 +45,7 @@ def score_folder(folder: Path, *, progress: Progress = lambda file: None) -> Fol
     return Folder(tuple(rows), tuple(unknown))
 
 
-def _score_file(path: Path) -> Iterator[Scored] | None:
+def _score_file(path: Path, predictor: Predictor) -> Iterator[Scored] | None:
     for pattern, score in KERNEL_FILES:
         if pattern.match(path.name):
             return score(path)
@@ -50,6 +54,13 @@ def _score_file(path: Path) -> Iterator[Scored] | None:
         return _each(path, COLLECTIVE_COLUMNS, score_collective)
     if name == "attention_fa_figures":
         return _each(path, FIGURE_COLUMNS, score_attention_figure)
+    if name.startswith("e2e_training"):
+        return _each(path, STEP_COLUMNS, partial(score_step, predictor))
+    if name.startswith("vtrain_"):
+        return _each(path, VTRAIN_COLUMNS, partial(score_vtrain, predictor))
+    if name == "memory_e2e":
+        models = {row["row_id"]: row for other in path.parent.glob("e2e_training*.csv*") for row in read_csv(other, STEP_COLUMNS)}
+        return _each(path, MEMORY_COLUMNS, partial(score_memory_row, predictor, models))
     return None
 
 

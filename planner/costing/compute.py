@@ -21,6 +21,8 @@ from planner.strategy import KernelShapes
 from planner.units import ITEMSIZE
 
 QUERY_TILE_ROWS = 128
+MATH = "math"
+"""Library name for attention without a fused kernel."""
 
 
 class Kernels:
@@ -69,12 +71,14 @@ def _attention(prices: Kernels, kernel: KernelShapes, traffic: Traffic) -> np.nd
     b, h, kv, seq_q, seq_k, d = (np.asarray(kernel.dims[name], np.float64) for name in names)
     causal, backward = bool(kernel.fields["causal"]), bool(kernel.fields["backward"])
     hardware, rule = prices.hardware, prices.hardware.attention
+    library = str(kernel.fields.get("library", rule.library)).lower()
+    if library == MATH:
+        return _attention_in_parts(prices, kernel)
     rate = _attention_efficiency(rule, d, b * h * seq_q / QUERY_TILE_ROWS, seq_k)
     flops = 4 * b * h * seq_q * seq_k * d * (0.5 if causal else 1.0)
     tensors = 2 * b * (h * seq_q + kv * seq_k) * d
-    library = rule.library_rate.get(str(kernel.fields.get("library", rule.library)).lower())
-    if library is not None:
-        rate = np.minimum(rate * _at(library, seq_k), 1.0)
+    if library in rule.library_rate:
+        rate = np.minimum(rate * _at(rule.library_rate[library], seq_k), 1.0)
     if not causal:
         rate = np.minimum(rate / _at(rule.causal_rate, seq_k), 1.0)
     if backward:
@@ -82,6 +86,18 @@ def _attention(prices: Kernels, kernel: KernelShapes, traffic: Traffic) -> np.nd
     compute_us = flops / (hardware.peak(kernel.dtype) * rate * prices.clock) * 1e6
     memory_us = tensors * _itemsize(kernel.dtype) / (hardware.hbm_bytes_per_s * hardware.pointwise.efficiency) * 1e6
     return np.maximum(compute_us, memory_us) + rule.launch_us
+
+
+def _attention_in_parts(prices: Kernels, kernel: KernelShapes) -> np.ndarray:
+    """Attention without a fused kernel: scores in memory. Two products forward, four backward, nothing skipped for a causal mask;
+    masked softmax and dropout read and write the scores, dropout with a mask of one byte."""
+    b, h, seq_q, seq_k, d = (np.asarray(kernel.dims[n], np.float64) for n in ("batch", "heads", "seq_q", "seq_k", "head_dim"))
+    grid, itemsize = prices.grid(kernel.dtype, kernel.dtype), _itemsize(kernel.dtype)
+    into_scores, from_scores = grid.us(b * h, seq_q, seq_k, d), grid.us(b * h, seq_q, d, seq_k)
+    passes = 5 * itemsize + 2 if kernel.fields["backward"] else 4 * itemsize + 1
+    rule = prices.hardware.pointwise
+    moved = b * h * seq_q * seq_k * passes / (rule.efficiency * prices.hardware.hbm_bytes_per_s) * 1e6 + 2 * rule.launch_us
+    return (into_scores + from_scores) * (2 if kernel.fields["backward"] else 1) + moved
 
 
 def _attention_efficiency(rule: AttentionConstants, head_dim: np.ndarray, tiles: np.ndarray, seq: np.ndarray) -> np.ndarray:

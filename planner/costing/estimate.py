@@ -28,11 +28,17 @@ CAST_OP = "aten._to_copy.default"
 
 
 def estimate_costs(
-    space: StrategySpace, hardware: HardwareProfile, *, policy: MemoryPolicy | None = None, gpus_per_node: int | None = None
+    space: StrategySpace,
+    hardware: HardwareProfile,
+    *,
+    policy: MemoryPolicy | None = None,
+    gpus_per_node: int | None = None,
+    compiled: bool = True,
 ) -> CostTable:
     """Price every strategy and every placement change once per distinct piece of work.
 
-    `policy` defaults to AdamW, `gpus_per_node` to the profile's own.
+    `policy` defaults to AdamW, `gpus_per_node` to the profile's own. `compiled` False prices eager PyTorch, where neighbouring
+    pointwise ops are kernels of their own.
     """
     per_node = hardware.gpus_per_node if gpus_per_node is None else gpus_per_node
     if per_node < 1:
@@ -49,7 +55,8 @@ def estimate_costs(
         hardware_name=hardware.name,
         hardware_hash=hardware.content_hash,
         compute_us=tuple(
-            update_us.get(node, us) for node, us in enumerate(with_stated(space, compute_us(space, hardware), collectives))
+            update_us.get(node, us)
+            for node, us in enumerate(with_stated(space, compute_us(space, hardware, compiled=compiled), collectives))
         ),
         routes=routes,
         routes_without_reduction={
@@ -61,12 +68,12 @@ def estimate_costs(
     )
 
 
-def compute_us(space: StrategySpace, hardware: HardwareProfile) -> tuple[np.ndarray, ...]:
+def compute_us(space: StrategySpace, hardware: HardwareProfile, *, compiled: bool = True) -> tuple[np.ndarray, ...]:
     """Per node float64 [strategies]; nodes with the same strategies and the same traffic share one array."""
     prices = Kernels(hardware)
     shared: dict[tuple[int, Traffic], np.ndarray] = {}
     found = []
-    for strategies, traffic in zip(space.strategies, fused_traffic(space), strict=True):
+    for strategies, traffic in zip(space.strategies, fused_traffic(space, compiled=compiled), strict=True):
         key = (id(strategies), traffic)
         if key not in shared:
             timeless = strategies.kernel.kind in TIMELESS_KINDS

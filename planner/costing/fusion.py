@@ -58,13 +58,14 @@ class Traffic:
 NO_TRAFFIC = Traffic((), (), 0)
 
 
-def fused_traffic(space: StrategySpace) -> tuple[Traffic, ...]:
-    """Per node; NO_TRAFFIC for nodes that are not pointwise."""
+def fused_traffic(space: StrategySpace, *, compiled: bool = True) -> tuple[Traffic, ...]:
+    """Per node; NO_TRAFFIC for nodes that are not pointwise. Without a compiler only the parts of one module call that PyTorch
+    has a kernel for (a norm, a loss) are one kernel: nodes of one module fuse, those of different modules do not."""
     graph = space.graph
     roles = [_role(node.op, strategies.kernel.kind) for node, strategies in zip(graph.nodes, space.strategies, strict=True)]
     slots = [strategies.operand_slots for strategies in space.strategies]
     sources = _Sources(graph, roles)
-    groups = _groups(graph, roles, slots, sources)
+    groups = _groups(graph, roles, slots, sources, across_modules=compiled)
     outside = _read_outside(graph, roles, slots, groups, sources)
     seen: set[tuple[int, TensorRef]] = set()
     launched: set[int] = set()
@@ -158,9 +159,12 @@ def _levels(graph: JointGraph, roles: Sequence[str], slots: Sequence[tuple[int, 
     return level
 
 
-def _groups(graph: JointGraph, roles: Sequence[str], slots: Sequence[tuple[int, ...]], sources: _Sources) -> list[int]:
+def _groups(
+    graph: JointGraph, roles: Sequence[str], slots: Sequence[tuple[int, ...]], sources: _Sources, *, across_modules: bool
+) -> list[int]:
     """Group of each node, named by its first member; nodes that do not fuse are alone."""
     level = _levels(graph, roles, slots)
+    place = [(node.phase, at, "" if across_modules else node.module) for node, at in zip(graph.nodes, level, strict=True)]
     parent = list(range(len(graph.nodes)))
 
     def find(index: int) -> int:
@@ -182,10 +186,10 @@ def _groups(graph: JointGraph, roles: Sequence[str], slots: Sequence[tuple[int, 
                 continue
             ref = node.operands[slot]
             producer = sources.root(ref).node
-            if roles[producer] == "fused" and level[producer] == level[index] and graph.nodes[producer].phase == node.phase:
+            if roles[producer] == "fused" and place[producer] == place[index]:
                 merge(producer, index)
             shape = next((meta.shape for meta in node.outputs if meta is not None), ())
-            merge(readers.setdefault((node.phase, level[index], sources.identity(ref), shape), index), index)
+            merge(readers.setdefault((place[index], sources.identity(ref), shape), index), index)
     return [find(index) for index in range(len(graph.nodes))]
 
 

@@ -1,4 +1,5 @@
-"""Where models come from: samples by name, `file.py:factory`, `program.pt2`, or `hf:config.json`.
+"""Where models come from: samples by name, families with sizes (`decoder[dim=2048,heads=16]`), `file.py:factory`,
+`program.pt2`, or `hf:config.json`.
 
 A program is what `torch.export.save` wrote (`planner.tracing.exported_program`); `hf:` is a causal language model of transformers
 (`planner.tracing.huggingface`). What follows is about factories.
@@ -20,6 +21,7 @@ Listing models imports no torch.
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -90,6 +92,8 @@ _SAMPLES = {
     ),
     "hybrid-tiny": _Sample(module=_HYBRID, factory="hybrid_tiny", description="the hybrid structure with small sizes, 3 layers"),
 }
+_FAMILIES = {"decoder": _Sample(module="sample_models.decoder", factory="decoder", description="a decoder of any size")}
+"""Named with their sizes: `decoder[dim=2048,heads=16,kv_heads=16,ffn=8192,vocab=50368,gated=0]`."""
 _FORM = "file.py:factory, where factory() returns (module, args) or (module, args, kwargs), program.pt2 or hf:config.json"
 
 
@@ -104,10 +108,11 @@ def find_factory(model: str) -> Factory:
         UnknownModelError: no such sample, file or factory.
         InputError: the file cannot be imported.
     """
-    if model in _SAMPLES:
-        sample = _SAMPLES[model]
+    name, bracket, sizes = model.partition("[")
+    if model in _SAMPLES or (bracket and name in _FAMILIES):
+        sample = _FAMILIES[name] if bracket else _SAMPLES[name]
         found: Factory = getattr(importlib.import_module(sample.module), sample.factory)
-        return found
+        return functools.partial(found, **_sizes_in(model, sizes, found)) if bracket else found
     if model.startswith(HUGGINGFACE):
         from planner.tracing import huggingface
 
@@ -124,6 +129,21 @@ def find_factory(model: str) -> Factory:
             hint=(f"Did you mean {near[0]}? " if near else "") + f"Your own model is given as {_FORM}.",
         )
     return _factory_in_file(Path(path), name)
+
+
+def _sizes_in(model: str, written: str, factory: Factory) -> dict[str, Any]:
+    """`dim=2048,norm=layer]` -> keyword arguments that the factory takes."""
+    accepted = inspect.signature(factory).parameters
+    found: dict[str, Any] = {}
+    for part in filter(None, written.removesuffix("]").split(",")):
+        name, equals, value = part.partition("=")
+        if not equals or name not in accepted or name in ("batch", "seq", "layers", "size") or not written.endswith("]"):
+            raise UnknownModelError(
+                f"{part!r} in {model!r} is not a size that this sample takes",
+                hint=f"Sizes are {', '.join(n for n in accepted if n not in ('batch', 'seq', 'layers', 'size'))}.",
+            )
+        found[name] = int(value) if value.isdigit() else value
+    return found
 
 
 def sizes_for(factory: Factory, request: ModelRequest) -> dict[str, Any]:

@@ -163,3 +163,13 @@ def test_what_is_unknown_is_an_error() -> None:
         kernel_us(gemm(64, 64, 64, dtype="float64"), NO_TRAFFIC, H100)
     with pytest.raises(PlannerError, match="dtype 'int3'"):
         kernel_us(KernelShapes("gemm", gemm(8, 8, 8).dims, dtype="bfloat16", out_dtype="int3"), NO_TRAFFIC, H100)
+
+
+def test_attention_without_a_fused_kernel_moves_its_scores() -> None:
+    """Scores of 16 heads at 4096 tokens are half a gigabyte: several passes over them cost more than the fused kernel."""
+    for backward, passes in ((False, 4), (True, 5)):
+        kernel = attention(16, 4096, backward=backward)
+        apart = replace(kernel, fields={**kernel.fields, "library": "math"})
+        us = kernel_us(apart, NO_TRAFFIC, H100)
+        assert us > passes * 16 * 4096**2 * 2 / H100.hbm_bytes_per_s * 1e6
+        assert us > 2 * kernel_us(kernel, NO_TRAFFIC, H100)

@@ -1,0 +1,126 @@
+"""Training runs as sources describe them -> what the planner is asked: a model, a mesh, a recipe, a way of checkpointing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from planner.accuracy.labels import profile_name
+from planner.accuracy.rows import Fields, Skip, needed, number
+from planner.mesh import Mesh
+from planner.recipes import Recipe
+
+COMPILED_FRAMEWORKS = re.compile(r"max|pax|jax", re.IGNORECASE)
+CUDNN_FRAMEWORKS = re.compile(r"max|pax|jax|nemo|megatron|\bTE\b|transformer.engine", re.IGNORECASE)
+"""Their attention is cuDNN's on Hopper and later; others run FlashAttention 2."""
+GPT_LIKE = re.compile(r"gpt|mpt|opt|bloom|megatron|nemotron", re.IGNORECASE)
+TIED = re.compile(r"mpt|gpt|megatron", re.IGNORECASE)
+POLICIES = {"none": "none", "no": "none", "full": "full", "": "none"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training step. `batch` counts sequences of one micro-step over all devices; `accumulation` micro-steps make a step.
+
+    `zero` 1 or 2: parameters whole, optimizer state split over the data ranks. `attention` is its library, "" for the usual one.
+    """
+
+    model: str
+    layers: int
+    seq: int
+    hardware: str
+    mesh: Mesh
+    recipes: tuple[Recipe, ...]
+    batch: int
+    accumulation: int
+    checkpoint: str
+    compiled: bool
+    zero: int
+    attention: str = ""
+
+
+def decoder_name(row: Fields) -> str:
+    """The sample `decoder` with the sizes of the row; GPT-like families have an MLP of two matrices and layer norms."""
+    dim, heads, ffn, vocab = (int(x) for x in needed(row, "hidden", "heads", "ffn", "vocab"))
+    kv_heads = int(number(row, "kv_heads") or heads)
+    gpt = bool(GPT_LIKE.search(row.get("model", "")))
+    sizes = {"dim": dim, "heads": heads, "kv_heads": kv_heads, "ffn": ffn, "vocab": vocab, "gated": int(not gpt)}
+    sizes |= {"tied": int(bool(TIED.search(row.get("model", ""))))}
+    return f"decoder[{','.join(f'{k}={v}' for k, v in sizes.items())},norm={'layer' if gpt else 'rms'}]"
+
+
+def run_of(row: Fields) -> Run:
+    """A row of `e2e_training*`. Raises Skip with the first reason why it cannot be planned."""
+    _refuse(row)
+    gpus, tp = (int(x) for x in needed(row, "gpus", "tp"))
+    fsdp, dp = int(number(row, "fsdp") or 1), int(number(row, "dp") or 0)
+    dp = dp or gpus // (tp * fsdp)
+    if dp * fsdp * tp != gpus:
+        raise Skip("degrees do not multiply to the number of GPUs")
+    (layers, seq, micro_batch, global_batch) = (int(x) for x in needed(row, "layers", "seq", "micro_batch", "global_batch"))
+    accumulation, rest = divmod(global_batch, micro_batch * dp * fsdp)
+    if rest or not accumulation:
+        raise Skip("global batch is no multiple of the micro batches")
+    mesh, recipes = parallelism(dp, fsdp, tp, row.get("sp", "") != "False")
+    compiled = row.get("compile") == "True" or bool(COMPILED_FRAMEWORKS.search(row.get("framework", "")))
+    return Run(
+        model=decoder_name(row), layers=layers, seq=seq, hardware=profile_name(row["gpu"]), mesh=mesh, recipes=recipes,
+        batch=micro_batch * dp * fsdp, accumulation=accumulation, checkpoint=POLICIES[row["ac_policy"].lower()],
+        compiled=compiled, zero=int(number(row, "zero") or 0),
+        attention="" if CUDNN_FRAMEWORKS.search(row.get("framework", "")) else "fa2",
+    )  # fmt: skip
+
+
+def _refuse(row: Fields) -> None:
+    if (number(row, "pp") or 1) > 1:
+        raise Skip("pipeline stages")
+    if (number(row, "cp") or 1) > 1:
+        raise Skip("context parallelism")
+    if row.get("arch", "") != "dense":
+        raise Skip(f"no builder for models of kind {row.get('arch') or 'unstated'}")
+    if re.search(r"lora|sft|finetune", row.get("model", "") + row.get("group", ""), re.IGNORECASE):
+        raise Skip("fine-tuning: frozen weights or packed sequences")
+    if not row.get("precision", "").lower().startswith("bf16"):
+        raise Skip("precision is not bf16")
+    if row.get("ac_policy", "").lower() not in POLICIES:
+        raise Skip("recompute policy that plans do not have (chosen ops)")
+    if row.get("reliability") == "low":
+        raise Skip("source marked as of low reliability")
+
+
+def parallelism(dp: int, fsdp: int, tp: int, sequence: bool) -> tuple[Mesh, tuple[Recipe, ...]]:
+    """Replicas outermost, tensor parallelism on the nearest devices."""
+    sizes = {"dp": dp, "fsdp": fsdp, "tp": tp}
+    names = tuple(name for name, size in sizes.items() if size > 1) or ("dp",)
+    mesh = Mesh(axis_names=names, axis_sizes=tuple(sizes[name] for name in names))
+    recipes = []
+    if dp > 1 and fsdp > 1:
+        recipes.append(Recipe(name="hsdp", axes=("dp", "fsdp")))
+    elif fsdp > 1:
+        recipes.append(Recipe(name="fsdp", axes=("fsdp",)))
+    elif dp > 1:
+        recipes.append(Recipe(name="ddp", axes=("dp",)))
+    if tp > 1:
+        recipes.append(Recipe(name="tp_sp" if sequence else "tp", axes=("tp",)))
+    return mesh, tuple(recipes)
+
+
+def vtrain_run(row: Fields) -> Run:
+    """A row of `vtrain_*`: GPT of width `hidden` on A100, vocabulary and recomputation not stated (51,200 and full
+    assumed), attention as in Megatron-LM before fused kernels: products, softmax and dropout one by one."""
+    gpus, tp, dp, pp = (int(x) for x in needed(row, "gpus", "tp", "dp", "pp"))
+    if pp > 1:
+        raise Skip("pipeline stages")
+    if dp * tp != gpus:
+        raise Skip("degrees do not multiply to the number of GPUs")
+    dim, heads, layers, seq = (int(x) for x in needed(row, "hidden", "heads", "layers", "seq"))
+    micro_batch, global_batch = (int(x) for x in needed(row, "micro_batch", "global_batch"))
+    accumulation, rest = divmod(global_batch, micro_batch * dp)
+    if rest or not accumulation:
+        raise Skip("global batch is no multiple of the micro batches")
+    sizes = f"dim={dim},heads={heads},kv_heads={heads},ffn={4 * dim},vocab=51200,gated=0,tied=1,biases=1,norm=layer"
+    mesh, recipes = parallelism(dp, 1, tp, False)
+    return Run(
+        model=f"decoder[{sizes},positions=learned]", layers=layers, seq=seq, hardware="a100_80gb", mesh=mesh, recipes=recipes,
+        batch=micro_batch * dp, accumulation=accumulation, checkpoint="full", compiled=False, zero=0, attention="math",
+    )  # fmt: skip
