@@ -204,6 +204,16 @@ def two_axes_named() -> Case:
     return case(plain(double), {"double": {"axes": ("dp", "tp")}})
 
 
+@local_map(in_placements=(ROWS,), out_placements=(ROWS,))
+def halve(x: Tensor) -> Tensor:
+    return x / 2
+
+
+def decorated() -> Case:
+    """Right: the name in the module stands for the wrapped function."""
+    return case(halve, {"halve": {"axes": ("tp",), "collectives": {"forward": {"all_gather@tp": 4e9}}}})
+
+
 def rows_over_tp() -> Case:
     return case(plain(double), {"double": {"axes": ("tp",), "collectives": {}}})
 

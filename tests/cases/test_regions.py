@@ -60,7 +60,7 @@ def test_a_region_is_one_op_per_phase_named_by_its_function() -> None:
     assert backward.flops > 3 * forward.flops, "the forward again, and its gradients"
 
 
-@pytest.mark.parametrize("name", ["positions_exchanged", "several_outputs"])
+@pytest.mark.parametrize("name", ["positions_exchanged", "several_outputs", "decorated"])
 def test_the_traced_graph_equals_autograd(name: str) -> None:
     assert largest_error(request(name)) < 1e-5
 
@@ -150,6 +150,19 @@ def test_stated_communication_is_priced_and_the_unknown_is_said() -> None:
     assert "no communication inside (stated)" in next(iter(stated.regions.values()))
     assert "user-controlled region x1: regions.attend, cp: S(1), S(1), S(1) -> S(1)" in details(silent)
     assert Plan.from_json(silent.to_json()).regions == silent.regions
+
+
+def test_stated_bytes_are_shared_by_the_devices_that_split_the_region() -> None:
+    """4 GB gathered over 4 devices: each moves 1 GB, in forward, and once more where backward runs it again."""
+    graph = trace(request("decorated"))
+    bench = Workbench.build(graph, Mesh.parse("tp=4"))
+    forward, backward = region_nodes(graph)
+    kernel = bench.space.strategies[graph.node_by_key[forward.key]].kernel
+    assert kernel.fields["sent"] == (("all_gather", (0,)),) and kernel.dims["sent_bytes"].tolist() == [[1e9]]
+    plan = bench.solve(bench.default_constraints())
+    silent = optimum(trace(request("rows_over_tp")), "tp=4")
+    for key, other in ((forward.key, "region_double/fwd#0"), (backward.key, "region_double_backward/bwd#0")):
+        assert plan.choices[key].compute_us > silent.choices[other].compute_us + 1e9 / 1e6, "no link carries 1 TB/s"
 
 
 def test_a_sample_states_what_it_sends() -> None:
