@@ -227,6 +227,7 @@ class JointGraph:
         repeated: which forward ops backward repeats, as `tracing.recompute` counts them; None in graphs saved before it did.
         class_name: import path of the model's class, for the reader of an exported file.
         buffers: one entry per node of kind `buffer`.
+        operators: (name, Python module that registers it) of operators that are not PyTorch's own.
         dropouts: (layer, place in it) of each dropout that a forward calls, in order; layer -1 is outside the layers.
         checkpointed: layers whose forward pass is repeated in backward (`checkpointing.py`).
     """
@@ -242,6 +243,7 @@ class JointGraph:
     repeated: tuple[int, ...] | None = None
     buffers: tuple[Buffer, ...] = ()
     dropouts: tuple[tuple[int, int], ...] = ()
+    operators: tuple[tuple[str, str], ...] = ()
     checkpointed: tuple[str, ...] = ()
 
     # ---- look-ups -------------------------------------------------------------------------------------------------
@@ -376,6 +378,7 @@ class JointGraph:
                 }
                 for p in self.parameters
             ],
+            "operators": [list(pair) for pair in self.operators],
             "dropouts": [list(place) for place in self.dropouts],
             "buffers": [_buffer_to_json(buffer) for buffer in self.buffers],
             "nodes": [_node_to_json(node) for node in self.nodes],
@@ -404,6 +407,7 @@ class JointGraph:
                     )
                     for p in data["parameters"]
                 ),
+                operators=tuple((op, module) for op, module in data.get("operators", ())),
                 dropouts=tuple((layer, ordinal) for layer, ordinal in data.get("dropouts", ())),
                 buffers=tuple(_buffer_from_json(buffer) for buffer in data.get("buffers", ())),
                 nodes=tuple(_node_from_json(node) for node in data["nodes"]),

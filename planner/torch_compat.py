@@ -171,6 +171,18 @@ def is_operator(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload)
 
 
+def registering_module(op: str) -> str:
+    """Python module that registers the custom operator `space.name.overload`, "" if that is not known (a C++ library, `define`).
+
+    2.13: `torch._library.custom_ops.OPDEFS` holds those made by the `torch.library.custom_op` decorator.
+    """
+    from torch._library import custom_ops
+
+    space, name, _ = op.split(".")
+    found = custom_ops.OPDEFS.get(f"{space}::{name}")
+    return "" if found is None else str(found._init_fn.__module__)
+
+
 def is_linear(target: Any) -> bool:
     """2.13: `F.linear` is a builtin, also reachable as `torch._C._nn.linear`; an exported program has the operator."""
     return target in (torch.nn.functional.linear, torch._C._nn.linear, torch.ops.aten.linear.default)

@@ -7,7 +7,6 @@ error otherwise.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -146,8 +145,6 @@ def write_op(site: Site) -> str:
     found = LOWERINGS.get(site.node.op)
     if found is not None:
         return found(site)
-    if not re.fullmatch(r"(aten|prims)\.\w+\.\w+", site.node.op):
-        raise site.error("it is no operator of PyTorch itself")
     if not site.is_whole():
         raise site.error("there is no lowering for this op")
     return call(f"torch.ops.{site.node.op}", site)

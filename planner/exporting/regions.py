@@ -48,6 +48,28 @@ def import_lines(graph: JointGraph) -> str:
     return "\n".join(lines)
 
 
+def operator_lines(graph: JointGraph) -> str:
+    """The part of the file that imports the modules which register the model's own operators; "" if it has none."""
+    unknown = [op for op, module in graph.operators if not module]
+    if unknown:
+        raise ExportError(
+            f"it is not known what to import for the operator {', '.join(unknown)}",
+            hint="Register it with the decorator torch.library.custom_op, in a Python module.",
+        )
+    modules: dict[str, list[str]] = {}
+    for op, module in graph.operators:
+        modules.setdefault(module, []).append(op.rpartition(".")[0])
+    if not modules:
+        return ""
+    lines = ["# ---- operators of the model's own", "try:"]
+    lines += [f"    import {module}  # noqa: F401 - registers {', '.join(names)}" for module, names in modules.items()]
+    lines += [
+        "except ImportError as error:",
+        f'    raise SystemExit("this file uses operators of {", ".join(modules)}: put that on PYTHONPATH") from error',
+    ]
+    return "\n".join(lines)
+
+
 def contract_lines(region: Region) -> Iterable[str]:
     names = region.axes or tuple(f"mesh axis {number}" for number in range(len(region.rows)))
     yield f"{region.module}.{region.function}: operands -> outputs; gradients of operands"

@@ -21,7 +21,7 @@ from planner.exporting.buffers import BufferFunctions, require_known
 from planner.exporting.driver import Driver
 from planner.exporting.lower import Program, lower
 from planner.exporting.ops import dtype_text
-from planner.exporting.regions import import_lines, regions_of
+from planner.exporting.regions import import_lines, operator_lines, regions_of
 from planner.exporting.segments import BlockKey
 from planner.exporting.symbols import Sizes, axis_variables
 from planner.graph import BACKWARD, FORWARD, Buffer, JointGraph, Parameter, TensorRef, layer_of, without_layer
@@ -138,6 +138,7 @@ class _Script:
         fixed = (template(name) for name in ("model", "data", "start", "train", "verify"))
         parts = [
             head,
+            operator_lines(self.graph),
             import_lines(self.graph),
             _helpers(blocks + buffers),
             buffers,
@@ -221,8 +222,9 @@ class _Script:
         return '"""' + "\n".join([*lines, *_COMMANDS.format(mesh=",".join(map(str, _small_mesh(plan)))).splitlines()]) + '\n"""'
 
     def _needs(self) -> str:
-        """Modules of the user's that hold a region."""
-        modules = dict.fromkeys(_plain(region.module) for region in regions_of(self.graph).values())
+        """Modules of the user's that hold a region or register an operator."""
+        held = [*(region.module for region in regions_of(self.graph).values()), *(module for _, module in self.graph.operators)]
+        modules = dict.fromkeys(map(_plain, held))
         return f"{', '.join(modules)}, whose functions it runs" if modules else "nothing else"
 
     def _groups(self) -> tuple[tuple[int, ...], ...]:

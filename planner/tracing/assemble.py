@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from planner import torch_compat
 from planner.graph import (
     BACKWARD,
     Buffer,
@@ -22,6 +23,7 @@ from planner.graph import (
 from planner.region import REGION, REGION_BACKWARD, Region
 from planner.tracing.convert import Draft, JointDraft, Use
 from planner.tracing.flops import ATTENTION, ATTENTION_BACKWARD, EINSUM, flops
+from planner.tracing.region import published_module
 
 _NAMES = {
     ATTENTION: "attention",
@@ -101,7 +103,15 @@ def assemble(
         repeated=repeated,
         buffers=tuple(_buffers(draft, buffers, index)),
         dropouts=tuple(dropouts),
+        operators=tuple(_operators(order)),
     )  # fmt: skip
+
+
+def _operators(order: Sequence[Draft]) -> Iterator[tuple[str, str]]:
+    """Operators that are neither PyTorch's nor the planner's, with the module whose import registers them."""
+    for op in dict.fromkeys(node.op for node in order if node.kind == "op"):
+        if op.partition(".")[0] not in ("aten", "prims", "planner"):
+            yield op, published_module(torch_compat.registering_module(op))
 
 
 def _buffers(draft: JointDraft, buffers: Sequence[StoredBuffer], index: Mapping[Draft, int]) -> Iterator[Buffer]:

@@ -120,7 +120,12 @@ def call(stated: Region, operands: Sequence[Tensor]) -> Any:
 def published(contract: str) -> str:
     """The contract with the name under which an exported file imports the function: a user's file by its own name."""
     stated = Region.loads(contract)
-    return replace(stated, module=_USER_FILE.sub(r"\1", stated.module)).dumps()
+    return replace(stated, module=published_module(stated.module)).dumps()
+
+
+def published_module(name: str) -> str:
+    """A module as an exported file imports it: a user's file by its own name."""
+    return _USER_FILE.sub(r"\1", name)
 
 
 # ---- from `local_map` to a contract -------------------------------------------------------------------------------------

@@ -247,3 +247,13 @@ def test_a_model_repeats_the_same_ops_in_backward_at_every_size(tmp_path: Path) 
     assert followed.structure_fingerprint == full.structure_fingerprint
     assert followed.repeated == full.repeated != alone.repeated
     assert JointGraph.from_json(full.to_json()).repeated == full.repeated
+
+
+def test_an_operator_of_the_user_is_one_op_per_phase_with_the_module_that_registers_it() -> None:
+    graph = trace(user_request("own_operator"))
+    own = [(node.key, node.op) for node in graph.nodes if node.op.startswith("user_models.")]
+    assert own == [
+        ("soft_cut/fwd#0", "user_models.soft_cut.default"), ("soft_cut_backward/bwd#0", "user_models.soft_cut_backward.default"),
+    ]  # fmt: skip
+    assert graph.operators == tuple((op, "user_models") for _, op in own)
+    assert JointGraph.from_json(graph.to_json()).operators == graph.operators

@@ -5,7 +5,7 @@ import math
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 SCALE = 2.0
@@ -342,6 +342,136 @@ class Checkpointed(nn.Module):
 
 def checkpointed():
     return Checkpointed(), (torch.randn(4, 8, 16),)
+
+
+# ---- convolutions, complex numbers, indices, writes -----------------------------------------------------------------------
+class Convolutions(nn.Module):
+    """One dim: strides, a depthwise one, groups, dilation without bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.halve, self.apart = nn.Conv1d(8, 16, 5, stride=2, padding=2), nn.Conv1d(16, 16, 3, padding=1, groups=16)
+        self.grouped, self.wide = nn.Conv1d(16, 8, 1, groups=4), nn.Conv1d(8, 8, 3, padding=2, dilation=2, bias=False)
+
+    def forward(self, x):
+        return self.wide(F.silu(self.grouped(self.apart(self.halve(x)))))
+
+
+def convolutions():
+    return Convolutions(), (torch.randn(4, 8, 16),)
+
+
+class Windows(nn.Module):
+    """Two dims: patches, groups, a channel multiplier, a transposed convolution, pooling."""
+
+    def __init__(self):
+        super().__init__()
+        self.patch, self.grouped = nn.Conv2d(4, 8, 4, stride=4), nn.Conv2d(8, 8, 3, padding=1, groups=2)
+        self.more, self.back = nn.Conv2d(8, 16, 3, padding=1, groups=8), nn.ConvTranspose2d(16, 4, 2, stride=2)
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.back(self.more(self.grouped(self.patch(x)).relu()))
+        return self.head(F.adaptive_avg_pool2d(F.max_pool2d(x, 2), 1).flatten(1))
+
+
+def windows():
+    return Windows(), (torch.randn(4, 4, 16, 16),)
+
+
+class ComplexRotation(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(32, 32)
+        angles = torch.outer(torch.arange(12.0), 10000.0 ** (-torch.arange(0, 8, 2) / 8))
+        self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles), persistent=False)
+
+    def forward(self, x):
+        pairs = torch.view_as_complex(self.dense(x).float().unflatten(2, (4, 4, 2)))
+        return torch.view_as_real(pairs * self.turns[: x.shape[1], None]).flatten(2)
+
+
+def complex_rotation():
+    return ComplexRotation(), (torch.randn(4, 12, 32),)
+
+
+class Pickings(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(12, 12)
+
+    def forward(self, x):
+        y = self.dense(x)
+        ends = y[:, -1], y[..., [0, -1]], y[-2:], y[:, None, 2:-1]
+        return *ends, y[:, torch.tensor([1, 2, -1])], y[[0, 2], :, [1, 3]], y[..., ::2], y.flip(1)[:, :3]
+
+
+def pickings():
+    return Pickings(), (torch.randn(4, 8, 12),)
+
+
+class Writes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(12, 12)
+
+    def forward(self, x):
+        y = self.dense(x).clone()
+        y.mul_(2)
+        y[:, 0] = 0
+        y[:, 2:4].add_(1)
+        y[y.detach() > 1.5] = 0.0
+        y.masked_fill_(y < -1.0, -1)
+        z = torch.zeros_like(y)
+        z[:, :6] = y[:, 6:]
+        z.index_add_(0, torch.tensor([0, 1]), y[:2])
+        return z + y.t().t()
+
+
+def writes():
+    return Writes(), (torch.randn(4, 12),)
+
+
+# ---- operators of the user's own ------------------------------------------------------------------------------------------
+@torch.library.custom_op("user_models::soft_cut", mutates_args=())
+def soft_cut(x: Tensor, height: float) -> Tensor:
+    return height * torch.tanh(x / height)
+
+
+@torch.library.custom_op("user_models::soft_cut_backward", mutates_args=())
+def soft_cut_backward(gradient: Tensor, out: Tensor, height: float) -> Tensor:
+    return gradient * (1 - (out / height) ** 2)
+
+
+@soft_cut.register_fake
+def _(x, height):
+    return torch.empty_like(x)
+
+
+@soft_cut_backward.register_fake
+def _(gradient, out, height):
+    return torch.empty_like(out)
+
+
+def _keep(ctx, inputs, output):
+    ctx.height = inputs[1]
+    ctx.save_for_backward(output)
+
+
+soft_cut.register_autograd(lambda ctx, g: (soft_cut_backward(g, *ctx.saved_tensors, ctx.height), None), setup_context=_keep)
+
+
+class SoftCut(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x):
+        return self.down(soft_cut(self.up(x), 0.5)).pow(2).mean()
+
+
+def own_operator():
+    return SoftCut(), (torch.randn(8, 16),)
 
 
 # ---- what cannot be traced ----------------------------------------------------------------------------------------------
