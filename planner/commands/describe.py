@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from planner.constraint import Constraint
 from planner.graph import without_layer
 from planner.plan import Plan
 from planner.units import format_gb, format_gib, format_ms
@@ -69,9 +70,14 @@ def _regions(plan: Plan) -> list[str]:
     return [f"user-controlled region x{len(found)}: {contract}" for contract, found in keys.items()]
 
 
+def _with_note(constraint: Constraint) -> str:
+    note = constraint.to_json().get("note")
+    return f"{constraint.describe()} # {note}" if note else constraint.describe()
+
+
 def details(plan: Plan) -> str:
     """Summary, constraints, and the placements of parameters and module outputs, equal layers once."""
-    lines = [summary(plan), "constraints:", *(f"  {c.describe()}" for c in plan.constraints), "placements (equal layers once):"]
+    lines = [summary(plan), "constraints:", *(f"  {_with_note(c)}" for c in plan.constraints), "placements (equal layers once):"]
     groups: dict[tuple[str, str], list[str]] = {}
     for key, choice in plan.choices.items():
         text = ", ".join("-" if p is None else "".join(map(str, p)) for p in choice.outputs)
