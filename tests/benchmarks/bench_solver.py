@@ -11,24 +11,30 @@ placements. `--check` solves the first pins again with the integer program and f
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from planner.constraint import Constraint, MemoryBudget, Pin
+from planner.costing.estimate import estimate_costs
+from planner.enumerating.enumerate import enumerate_strategies
 from planner.errors import InfeasibleError
 from planner.graph import JointGraph, ModelRequest, TensorRef
 from planner.mesh import Mesh
-from planner.pipeline import Workbench, boundaries, peak_rss_bytes, trace
+from planner.pipeline import Workbench, boundaries, hardware_profile, peak_rss_bytes, trace
 from planner.solving.conflicts import living
 from planner.solving.core import solve_core
 from planner.solving.restrictions import restrict
 from planner.solving.solve import Solution, Solver
 from planner.units import GIB, MIB, parse_bytes
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -137,30 +143,31 @@ def _pinned(solver: Solver, constraints: Sequence[Constraint], pin: Pin, exact: 
 
 
 def _growth(options: argparse.Namespace, mesh: Mesh) -> None:
-    """A row per number of layers; linear growth shows as equal numbers in the last column."""
+    """A row per number of layers; linear growth shows as equal numbers per layer."""
     Workbench.build(trace(ModelRequest(model="llama3-tiny", layers=1)), mesh).warm_up()
-    batch = options.batch or mesh.num_devices
+    batch, hardware = options.batch or mesh.num_devices, hardware_profile(options.hardware)
     print(f"{options.model}, {mesh}; seconds")
-    print("  layers  nodes  trace  strategies+prices  problem  solve  sum per layer    MiB  gap")
+    print("  layers  nodes  trace  strategies  prices  problem  solve  all but the trace per layer    MiB  gap")
     for layers in map(int, options.growth.split(",")):
-        marks = [time.process_time()]
+        took: list[float] = []
 
-        def mark(marks: list[float] = marks) -> None:
-            marks.append(time.process_time())
+        def timed(work: Callable[[], T], took: list[float] = took) -> T:
+            gc.collect()
+            began = time.process_time()
+            result = work()
+            took.append(time.process_time() - began)
+            return result
 
-        graph = trace(ModelRequest(model=options.model, layers=layers, batch=batch))
-        mark()
-        bench = Workbench.build(graph, mesh, options.hardware)
-        mark()
-        solver = Solver(bench.costs)
-        mark()
-        found = solver.solve(boundaries(graph, mesh), exact=False)
-        mark()
-        traced, tables, problem, solved = np.diff(marks)
-        total = tables + solved  # the bench builds a solver too
+        request = ModelRequest(model=options.model, layers=layers, batch=batch)
+        graph = timed(lambda request=request: trace(request))  # type: ignore[misc]
+        space = timed(lambda graph=graph: enumerate_strategies(graph, mesh))  # type: ignore[misc]
+        costs = timed(lambda space=space: estimate_costs(space, hardware))  # type: ignore[misc]
+        solver = timed(lambda costs=costs: Solver(costs))  # type: ignore[misc]
+        fixed = boundaries(graph, mesh)
+        found = timed(lambda solver=solver, fixed=fixed: solver.solve(fixed, exact=False))  # type: ignore[misc]
         print(
-            f"  {layers:6d} {len(graph.nodes):6d} {traced:6.2f} {tables - problem:18.2f} {problem:8.2f} {solved:6.2f} "
-            f"{total / layers:14.3f} {peak_rss_bytes() / MIB:6.0f}  {found.report.gap:.1e}"
+            f"  {layers:6d} {len(graph.nodes):6d} {took[0]:6.2f} {took[1]:11.2f} {took[2]:7.2f} {took[3]:8.2f} {took[4]:6.2f} "
+            f"{sum(took[1:]) / layers:28.3f} {peak_rss_bytes() / MIB:6.0f}  {found.report.gap:.1e}"
         )
 
 
