@@ -113,6 +113,9 @@ class _Auto:
 
     @property
     def _seconds_left(self) -> float:
+        cancelled = self.variants.base.listeners.cancelled
+        if cancelled is not None and cancelled():
+            return 0.0
         return self.began + self.time_limit_s - time.monotonic()
 
     def _bench(self, count: int) -> Workbench:

@@ -71,6 +71,15 @@ def test_a_cancelled_solve_gives_the_best_plan_so_far_with_its_gap(bench: Workbe
         bench.with_fresh_solver().solve(constraints, cancelled=lambda: True)
 
 
+def test_a_cancelled_search_over_layers_to_repeat_ends_with_what_it_has(bench: Workbench) -> None:
+    constraints = (*bench.default_constraints(), MemoryBudget(num_bytes=TIGHT))
+    fresh, told = bench.with_fresh_solver(), []
+    plan = fresh.solve(
+        constraints, checkpoint="auto", told=told.append, cancelled=lambda: any(math.isfinite(now.value_us) for now in told)
+    )
+    assert plan.memory.peak_bytes <= TIGHT and plan.report.bound_us <= plan.objective_us
+
+
 def test_listeners_are_those_of_one_solve_only(bench: Workbench) -> None:
     told: list[Progress] = []
     fresh = bench.with_fresh_solver()
@@ -80,8 +89,10 @@ def test_listeners_are_those_of_one_solve_only(bench: Workbench) -> None:
     assert len(told) == count
 
 
-def test_the_integer_program_reports_and_can_be_stopped(bench: Workbench) -> None:
-    problem = bench.solver.problem
+def test_the_integer_program_reports_and_can_be_stopped() -> None:
+    small = Workbench.build(trace(ModelRequest(model="llama3-tiny", layers=1, batch=8)), Mesh.parse("dp=8"))
+    problem = small.solver.problem
+    least = small.solve(small.default_constraints()).memory.peak_bytes // 2
     told: list[tuple[float, float]] = []
     asked: list[int] = []
 
@@ -90,7 +101,7 @@ def test_the_integer_program_reports_and_can_be_stopped(bench: Workbench) -> Non
         return True
 
     found = solve_ilp(
-        problem.layout, problem.unary_us, num_bytes=problem.num_bytes, budget_bytes=TIGHT, time_limit_s=30,
+        problem.layout, problem.unary_us, num_bytes=problem.num_bytes, budget_bytes=least, time_limit_s=30,
         watch=Watch(cancelled, lambda value, bound: told.append((value, bound))),
     )  # fmt: skip
     assert asked and found.status in ("time_limit", "feasible")
