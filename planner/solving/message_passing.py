@@ -39,6 +39,8 @@ _FAR = 1e-2
 """Relative gap above which every fourth mending is not confined to the window."""
 
 _LEAP_SWEEPS = 2
+_AMPLE_S = 20.0
+"""With less time than this the first round is a single sweep: it tells how long one takes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +98,15 @@ class Effort:
         if self.tell is not None:
             self.tell(value, bound - nudges_us)
         return self.suffices(value, bound)
+
+    def affordable(self, sweep_s: float | None) -> int:
+        """Sweeps that fit before the deadline, at least 1. `sweep_s`: what one takes; None = not known yet."""
+        left = self.deadline - time.monotonic()
+        if left == np.inf or sweep_s == 0.0:
+            return self.max_sweeps
+        if sweep_s is None:
+            return self.max_sweeps if left > _AMPLE_S else 1
+        return max(1, int(min(left / sweep_s, self.max_sweeps)))
 
     def expired(self) -> bool:
         return time.monotonic() > self.deadline or (self.cancelled is not None and self.cancelled())
@@ -168,24 +179,22 @@ class MessagePassing:
         if start is not None:
             kernels.mend(lay, self._nudged_us, _orders(rng, members), penalty, best)
             value = kernels.value_of(lay, self._nudged_us, best)
-        leap = _Leap(self)
+        leap, sweep_s = _Leap(self), None
         while done < effort.max_sweeps and not effort.expired():
-            count, leapt = min(effort.round_sweeps, effort.max_sweeps - done), 0
+            count, leapt = min(effort.round_sweeps, effort.max_sweeps - done, effort.affordable(sweep_s)), 0
+            clock = time.monotonic()
             if window is not None:
-                active = everyone if done >= effort.local_sweeps else window
-                before_leap = leap.mark() if done > effort.local_sweeps else None
                 sweeps = _WINDOW_SWEEPS[min(rounds, len(_WINDOW_SWEEPS) - 1)]
+                before_leap = leap.mark() if done > effort.local_sweeps else None
                 self._settle(window, effort.eps_us, sweeps, value - bound)
-                found_value, found_bound, swept = self.sweep(effort, active, count, penalty, found)
-                if before_leap is not None and swept == count and not effort.suffices(found_value, found_bound):
-                    found_value, found_bound, leapt = leap.jump(
-                        effort, before_leap, 1, penalty, (found, found_value, found_bound)
-                    )
+                active = everyone if done >= effort.local_sweeps else window
+                found_value, found_bound, swept, leapt = leap.after_settling(effort, before_leap, active, count, penalty, found)
             elif rounds > 0 and count > 2 * _LEAP_SWEEPS:
                 found_value, found_bound, swept = leap.round(effort, count, penalty, found)
             else:
                 found_value, found_bound, swept = self.sweep(effort, everyone, count, penalty, found)
             done += swept + leapt
+            sweep_s = (time.monotonic() - clock) / max(1, swept + leapt)
             before = value, bound
             bound = max(bound, found_bound)
             if _is_better(found_value, value):
@@ -278,6 +287,22 @@ class _Leap:
             return value, bound, swept
         value, bound, more = self.jump(effort, before, _LEAP_SWEEPS, penalty, (found, value, bound))
         return value, bound, count if more == _LEAP_SWEEPS else swept + more
+
+    def after_settling(
+        self,
+        effort: Effort,
+        before: tuple[np.ndarray, np.ndarray] | None,
+        active: np.ndarray,
+        count: int,
+        penalty: float,
+        found: np.ndarray,
+    ) -> tuple[float, float, int, int]:
+        """Sweeps, then a jump from `before` if there is one. -> value, bound, sweeps done, sweeps of the jump"""
+        value, bound, swept = self.passing.sweep(effort, active, count, penalty, found)
+        if before is None or swept < count or effort.suffices(value, bound):
+            return value, bound, swept, 0
+        value, bound, leapt = self.jump(effort, before, 1, penalty, (found, value, bound))
+        return value, bound, swept, leapt
 
     def mark(self) -> tuple[np.ndarray, np.ndarray]:
         """Messages as they are now: where the next jump is measured from."""

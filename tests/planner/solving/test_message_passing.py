@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 
 import numpy as np
 import pytest
@@ -69,3 +70,11 @@ def test_value_is_that_of_the_choice_and_a_start_is_never_made_worse(problem: Pa
     fresh = MessagePassing(problem)
     kept = fresh.run(Effort(max_sweeps=1, round_sweeps=1), best.choice)
     assert kept.value_us <= best.value_us * (1 + 1e-12)
+
+
+def test_rounds_end_before_the_deadline() -> None:
+    """A round is as many sweeps as there is time for, and one where that is not known or too little."""
+    far, near = Effort(max_sweeps=50), Effort(max_sweeps=50, deadline=time.monotonic() + 10.0)
+    assert far.affordable(None) == far.affordable(1e9) == 50
+    assert near.affordable(None) == 1 and near.affordable(0.0) == 50
+    assert 4 <= near.affordable(2.0) <= 5 and near.affordable(1e3) == 1
