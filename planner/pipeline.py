@@ -291,16 +291,17 @@ class Workbench:
         output: int = 0,
         constraints: Sequence[Constraint] = (),
         *,
+        checkpointed: tuple[str, ...] = (),
         exact: bool | None = False,
         time_limit_s: float = 60.0,
         row: Callable[[Override], None] = lambda override: None,
         cancelled: Callable[[], bool] | None = None,
     ) -> tuple[Override, ...]:
         """What the best plan comes to for each legal placement of a tensor; see `overrides.py`. `key` is a node key, or anything
-        that a pin can name (then all its tensors are pinned together)."""
+        that a pin can name (then all its tensors are pinned together). `checkpointed`: the layers that these plans repeat."""
         from planner.overrides import Place, overrides
 
-        place = Place.find(self.variants.holding(key), key, output, constraints)
+        place = Place.find(self.variants.bench(checkpointed), key, output, constraints)
         return overrides(place, constraints, exact=exact, time_limit_s=time_limit_s, row=row, cancelled=cancelled)
 
     def explain(self, plan: Plan, key: str, placements: Placements, output: int = 0, **how: Any) -> Explanation:

@@ -38,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
         ("memory", a.memory.peak_bytes, b.memory.peak_bytes, format_gib),
     ):
         print(f"{label:14s} {form(x):>14s} -> {form(y):>14s}  ({y - x:+,.0f} {'bytes' if label == 'memory' else 'us'})")
+    if a.checkpointed != b.checkpointed:
+        print(f"layers that run forward again in backward: {len(a.checkpointed)} -> {len(b.checkpointed)}")
     groups: dict[tuple[str, str | None, str | None], int] = {}
     for change in changes:
         group = (without_layer(change.key), change.before, change.after)

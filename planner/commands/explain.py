@@ -42,7 +42,9 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(found.to_json(), indent=1) if args.json else "\n".join(_explanation(found, plan)))
         return 0
     with only_answers_on_stdout():
-        rows = bench.overrides(args.at, constraints=plan.constraints, exact=None, time_limit_s=args.time_limit)
+        rows = bench.overrides(
+            args.at, constraints=plan.constraints, checkpointed=plan.checkpointed, exact=None, time_limit_s=args.time_limit
+        )
     single = args.at in plan.choices
     local = bench.local_prices(plan, args.at) if single else ()
     banned = bench.banned(args.at) if single else ()

@@ -70,7 +70,9 @@ def test_loss_and_gradients_are_the_same_bits(llama: JointGraph, chosen: list[in
     assert all(torch.equal(gradients[name], wanted[name]) for name in wanted)
 
 
-@pytest.mark.parametrize("model", ["moe-tiny", "vit-tiny", pytest.param("hybrid-tiny", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "model", ["moe-tiny", *(pytest.param(name, marks=pytest.mark.slow) for name in ("vit-tiny", "hybrid-tiny"))]
+)
 def test_other_models_give_the_same_bits(model: str) -> None:
     graph = trace(ModelRequest(model=model, size="tiny", precision="as-traced"))
     full = checkpointed(graph, layer_names(graph))
@@ -267,7 +269,7 @@ def fixed_plans(bench: Workbench, budget: int) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("share", [0.95, 0.8, 0.6, 0.45])
+@pytest.mark.parametrize("share", [0.8, 0.6, 0.45])
 def test_under_a_tight_budget_auto_is_never_dearer_than_a_fixed_choice(bench: Workbench, share: float) -> None:
     free = bench.solve(bench.default_constraints()).memory.peak_bytes
     budget = round(share * free)
@@ -338,6 +340,16 @@ def test_a_pin_on_a_repeated_op_asks_for_its_layer_to_be_checkpointed(bench: Wor
     found = bench.solve((*bench.default_constraints(), pin), checkpoint="auto")
     assert "layers.1" in found.checkpointed
     assert "".join(map(str, found.choices[key].outputs[0] or ())) == "S(0)S(2)"
+
+
+def test_overrides_are_priced_on_the_plan_s_own_graph(bench: Workbench) -> None:
+    constraints = bench.default_constraints()
+    plan = bench.solve(constraints, checkpoint="full:1")
+    for key in ("layers.0.attention.wq/linear/recompute#0", "layers.1.attention.wq/linear/fwd#0"):
+        rows = bench.overrides(key, constraints=constraints, checkpointed=plan.checkpointed)
+        now = plan.choices[key].outputs[0]
+        values = {row.placements: row.objective_us for row in rows if row.objective_us is not None}
+        assert len(values) > 1 and values[now] == pytest.approx(plan.objective_us, rel=1e-6) == min(values.values())
 
 
 def test_unpinning_restores_the_plan(bench: Workbench) -> None:
