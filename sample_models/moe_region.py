@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import local_map
@@ -59,15 +59,32 @@ def to_experts(filled: Tensor, devices: int, group: Any) -> Tensor:
     if devices == 1:
         return filled
     parts = torch.cat(filled.chunk(devices, 1))  # what goes to one device is contiguous
-    return all_to_all_single_autograd(parts, None, None, group)
+    return AllToAll.apply(parts, group)
 
 
 def to_tokens(made: Tensor, devices: int, group: Any) -> Tensor:
     """The way back of `to_experts`."""
     if devices == 1:
         return made
-    parts = all_to_all_single_autograd(made.contiguous(), None, None, group)
+    parts = AllToAll.apply(made.contiguous(), group)
     return torch.cat(parts.chunk(devices), 1)
+
+
+class AllToAll(torch.autograd.Function):
+    """Part number i of dim 0 goes to rank i of the group; gradients go the same way back."""
+
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        received = torch.empty_like(parts)
+        dist.all_to_all_single(received, parts, group=group)
+        return received
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        received = torch.empty_like(gradient)
+        dist.all_to_all_single(received, gradient.contiguous(), group=ctx.group)
+        return received, None
 
 
 TOKENS, EXPERTS = [Shard(0)], [Shard(0)]
