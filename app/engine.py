@@ -5,7 +5,9 @@ This module imports neither torch nor streamlit by itself; tracing loads torch w
 
 from __future__ import annotations
 
+import math
 import os
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -20,7 +22,32 @@ from planner.loading import trace_apart
 PLANNER_ENGINE = "app.engine:PlannerEngine"
 WARM_UP_S = 60.0
 
-Progress = Callable[[str], None]
+NEWS_EVERY_S = 0.5
+
+
+class Progress:
+    """Tells the parent how a command goes on: called with the name of a stage that begins, `news` with where it stands."""
+
+    def __init__(self, send: Callable[[tuple[str, str]], None]) -> None:
+        self._send = send
+        self._last = 0.0
+
+    def __call__(self, stage: str) -> None:
+        self._send(("progress", stage))
+
+    def news(self, text: str) -> None:
+        """At most twice a second."""
+        if time.monotonic() - self._last >= NEWS_EVERY_S:
+            self._last = time.monotonic()
+            self._send(("news", text))
+
+
+def standing(value_us: float, bound_us: float) -> str:
+    """`687.37 ms, within 0.06 %`"""
+    if not math.isfinite(value_us):
+        return "no plan yet"
+    gap = max(0.0, (value_us - bound_us) / value_us) if math.isfinite(bound_us) and value_us else 1.0
+    return f"{value_us / 1e3:,.2f} ms" + (f", within {100 * gap:.2g} %" if gap < 1 else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +107,10 @@ class PlannerEngine:
         defaults = self.bench.default_constraints(memory_bytes)
         kept = tuple(c for c in defaults if not (isinstance(c, BoundaryPlacement) and c.where in pinned))
         how = self.checkpoint if layers is None else layers
-        plan = self.bench.solve((*kept, *pins), time_limit_s=time_limit_s, exact=exact, checkpoint=how)
+        plan = self.bench.solve(
+            (*kept, *pins), time_limit_s=time_limit_s, exact=exact, checkpoint=how,
+            told=lambda now: progress.news(standing(now.value_us, now.bound_us)),
+        )  # fmt: skip
         return replace(plan, checkpoint=self.checkpoint)
 
     def export(self, progress: Progress, plan: Plan) -> Any:
@@ -88,15 +118,13 @@ class PlannerEngine:
 
 
 def serve(connection: Connection, engine_path: str) -> None:
-    """Main loop of a worker process: (command, arguments) in, ("progress"|"done"|"failed"|"crashed", value) out."""
+    """Main loop of a worker process: (command, arguments) in, ("progress"|"news"|"done"|"failed"|"crashed", value) out."""
     module, _, name = engine_path.partition(":")
     engine: Any = None
     if hasattr(os, "nice"):
         os.nice(5)  # the pages come first
 
-    def progress(stage: str) -> None:
-        connection.send(("progress", stage))
-
+    progress = Progress(connection.send)
     while True:
         try:
             command, arguments = connection.recv()

@@ -39,6 +39,7 @@ class Job:
     Attributes:
         state: `queued`, `running`, `done`, `failed` or `cancelled`.
         stages: the stages begun so far, with their start on the monotonic clock.
+        news: where the stage at hand stands, "" if nothing is known.
         waits_for_room: no free core for another process yet.
     """
 
@@ -48,6 +49,7 @@ class Job:
     stages: list[Stage] = field(default_factory=list)
     result: Any = None
     error: PlannerError | None = None
+    news: str = ""
     waits_for_room: bool = False
     submitted: float = field(default_factory=time.monotonic)
     finished: float | None = None
@@ -193,6 +195,9 @@ class Worker:
             kind, value = self._connection.recv()
             if kind == "progress":
                 job.stages.append(Stage(value, time.monotonic()))
+                job.news = ""
+            elif kind == "news":
+                job.news = value
             elif kind == "done":
                 if final:
                     job.end("done", result=value)

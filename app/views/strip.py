@@ -62,6 +62,7 @@ def _running(found: state.Session, running: Running) -> None:
     job = running.job
     stage = job.stages[-1].name if job.stages else "starting the worker"
     text = "waiting for a free core" if job.waits_for_room else stage
+    text = job.news or text
     detail = "" if text == running.kind else f" {markup.escape(text)},"
     st.html(
         f'<div class="px" role="status"><b>{JOB_NAMES[running.kind]}:</b>{detail} {job.seconds:.0f} s</div>',

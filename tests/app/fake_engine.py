@@ -51,6 +51,10 @@ class FakeEngine:
             os._exit(3)
         if "bug" in notes:
             raise ZeroDivisionError("a fault of the program")
+        if "news" in notes:
+            progress.news("612.30 ms, within 1.3 %")
+            progress.news("611.00 ms, within 1 %")  # too soon after the other
+            time.sleep(60)
         if "slow" in notes:
             time.sleep(60)
         plan = make_plan(self.graph, self.mesh, pins, memory_bytes=memory_bytes)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from app.engine import OpenSpec, PlannerEngine
+from app.engine import OpenSpec, PlannerEngine, Progress
 from app.state import Document
 from app.view_models import changes, inspector, op_table, pins, status
 from app.view_models.graph_messages import DrawnGraph, overlay_message
@@ -65,13 +65,15 @@ def test_a_worker_repeats_what_it_is_asked_to() -> None:
         hardware="h100_sxm",
         checkpoint="full:1",
     )
-    stages: list[str] = []
-    engine = PlannerEngine(spec, stages.append)
-    graph, plan = engine.start(stages.append, None, 60.0)
+    told: list[tuple[str, str]] = []
+    progress = Progress(told.append)
+    engine = PlannerEngine(spec, progress)
+    graph, plan = engine.start(progress, None, 60.0)
     assert graph.checkpointed == () and (plan.checkpoint, plan.checkpointed) == ("full:1", ("layers.0",))
-    assert engine.legal(stages.append, REPEATED) and engine.legal(stages.append, "layers.1.attention.wq/linear/fwd#0")
+    assert engine.legal(progress, REPEATED) and engine.legal(progress, "layers.1.attention.wq/linear/fwd#0")
+    assert ("progress", "solve") in told and any(kind == "news" for kind, _ in told)
     pin = Pin.parse("layers.0.attention.wq/linear/recompute#0=S(0)S(2)", spec.mesh)
-    pinned = engine.solve(stages.append, (pin,), None, 60.0, False)
+    pinned = engine.solve(progress, (pin,), None, 60.0, False)
     assert pinned.checkpointed == ("layers.0",) and pinned.objective_us >= plan.objective_us * (1 - 1e-9)
-    proof = engine.solve(stages.append, (), None, 60.0, None, ("layers.0", "layers.1"))
+    proof = engine.solve(progress, (), None, 60.0, None, ("layers.0", "layers.1"))
     assert proof.checkpointed == ("layers.0", "layers.1") and proof.checkpoint == "full:1"

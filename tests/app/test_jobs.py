@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from app.engine import OpenSpec
+from app.engine import OpenSpec, standing
 from app.jobs import Job, WorkerError, WorkerPool
 from planner import InfeasibleError, ModelRequest, Pin
 from planner.placement import parse
@@ -67,6 +67,23 @@ def test_a_dead_worker_is_reported_and_started_again(pool):
     assert isinstance(job.error, WorkerError) and "exit code 3" in job.error.message
     again = finished(worker.submit("solve", (), None, 1.0, None))
     assert again.state == "done" and again.stages[0].name == "trace"
+
+
+def test_a_running_job_says_where_it_stands(pool):
+    worker = pool.worker("a", SPEC)
+    job = worker.submit("solve", pin("news"), None, 1.0, None)
+    deadline = time.monotonic() + 60
+    while not job.news and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert job.news == "612.30 ms, within 1.3 %" and job.stages[-1].name == "solve"
+    worker.cancel(job)
+    assert finished(job).state == "cancelled"
+
+
+def test_where_a_solve_stands_in_words():
+    assert standing(float("inf"), 1.0) == "no plan yet"
+    assert standing(100_000.0, 99_000.0) == "100.00 ms, within 1 %"
+    assert standing(100_000.0, float("-inf")) == "100.00 ms"
 
 
 def test_cancel_ends_a_running_job_at_once(pool):
