@@ -47,6 +47,8 @@ def table() -> dict[Any, Callable[..., Any]]:
         aten.linalg_vector_norm.default: _vector_norm,
         aten.tril.default: _tril,
         aten.triu.default: _triu,
+        aten.eye.default: _eye,
+        aten.eye.m: _eye,
         aten.copy.default: _copy,
         aten.fill.Tensor: _fill,
         aten.native_dropout.default: _dropout,
@@ -116,6 +118,11 @@ def _masked(x: Tensor, inside: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     if x.dtype == torch.bool:
         return torch.logical_and(x, kept)
     return torch.where(kept, x, torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def _eye(rows: int, columns: int | None = None, *, dtype: torch.dtype | None = None, device: Any = None, **_: Any) -> Tensor:
+    across = torch.arange(rows if columns is None else columns, device=device)
+    return (torch.arange(rows, device=device).unsqueeze(-1) == across).to(dtype or torch.get_default_dtype())
 
 
 def _copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:

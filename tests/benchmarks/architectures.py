@@ -56,7 +56,7 @@ CASES = (
     Case("deepseek_v3", "first_k_dense_replace=1"),
     Case("mamba2", layers=1),
     Case("jamba", "attn_layer_period=2,attn_layer_offset=1", seq=16),
-    Case("qwen3_next", "full_attention_interval=2", seq=64),
+    Case("qwen3_next", "num_hidden_layers=2,layer_types=['linear_attention','full_attention']", seq=64),
 )
 
 

@@ -101,6 +101,7 @@ OPS: dict[str, Callable[[], nn.Module]] = {
     "repeats": lambda: Applied(lambda x, ids: (x.repeat(1, 2, 1), x.repeat_interleave(2, 1), x[:, :1].expand(4, 8, 16))),
     "flip_roll": lambda: Applied(lambda x, ids: x.flip(1) + x.roll(1, 1) + x.roll(-1, 0)),
     "pad": lambda: Applied(lambda x, ids: F.pad(x, (1, 2)) .sum() + F.pad(x, (0, 0, 2, 2), value=1.0).sum()),
+    "identity": lambda: Applied(lambda x, ids: x @ torch.eye(16) + torch.eye(8, 16)),
     "triangles": lambda: Applied(lambda x, ids: (x @ x.transpose(1, 2)).tril() + (x @ x.transpose(1, 2)).triu(1)),
     "causal_mask": lambda: Applied(
         lambda x, ids: (x @ x.transpose(1, 2)).masked_fill(torch.ones(8, 8, dtype=torch.bool).triu(1), float("-inf")).softmax(-1)
