@@ -84,7 +84,8 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
             return self.down(F.gelu(self.up(x), approximate="tanh"))
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        gate = F.silu(self.gate(x))
+        return self.down(gate * self.up(x))
 
 
 def _norm(c: Config) -> nn.Module:
@@ -99,8 +100,10 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(c)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norm_1(x))
-        return x + self.feed_forward(self.norm_2(x))
+        mixed = self.attention(self.norm_1(x))
+        x = x + mixed
+        changed = self.feed_forward(self.norm_2(x))
+        return x + changed
 
 
 class Decoder(nn.Module):
@@ -124,8 +127,11 @@ class Decoder(nn.Module):
             x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for layer in self.layers:
             x = layer(x)
-        logits = self.head(self.norm(x)).float()
-        return -F.log_softmax(logits, dim=-1).gather(-1, labels.unsqueeze(-1)).mean()
+        logits = self.head(self.norm(x))
+        logits = logits.float()
+        log_probabilities = F.log_softmax(logits, dim=-1)
+        picked = log_probabilities.gather(-1, labels.unsqueeze(-1))
+        return -picked.mean()
 
     def plan_sizes(self) -> dict[str, int]:
         """Names for the sizes that occur in shapes; an exported script is written in these."""

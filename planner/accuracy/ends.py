@@ -21,7 +21,7 @@ MEMORY_COLUMNS = ("row_id", "group", "model", "gpu", "gpus", "ac_policy", "memor
 
 
 def score_step(predictor: Predictor, row: Fields) -> Scored:
-    """One measured step. Rows that do not say what is recomputed are planned without, and kept apart."""
+    """One measured step. Rows that do not say what is recomputed are planned as memory allows, and kept apart."""
     stated = bool(row["ac_policy"])
     category = "step time" if stated else "step time, recompute unstated"
     label = f"{row['row_id']} {row['model']} {row['gpu']} x {row['gpus']} fsdp {row['fsdp']} tp {row['tp']} seq {row['seq']}"

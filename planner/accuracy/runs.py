@@ -13,9 +13,11 @@ from planner.recipes import Recipe
 COMPILED_FRAMEWORKS = re.compile(r"max|pax|jax", re.IGNORECASE)
 CUDNN_FRAMEWORKS = re.compile(r"max|pax|jax|nemo|megatron|\bTE\b|transformer.engine", re.IGNORECASE)
 """Their attention is cuDNN's on Hopper and later; others run FlashAttention 2."""
+BIASED = re.compile(r"mpt|bloom", re.IGNORECASE)
+"""Models whose attention adds a bias by distance (ALiBi)."""
 GPT_LIKE = re.compile(r"gpt|mpt|opt|bloom|megatron|nemotron", re.IGNORECASE)
 TIED = re.compile(r"mpt|gpt|megatron", re.IGNORECASE)
-POLICIES = {"none": "none", "no": "none", "full": "full", "": "none"}
+POLICIES = {"none": "none", "no": "none", "full": "full", "": "auto"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +69,14 @@ def run_of(row: Fields) -> Run:
         model=decoder_name(row), layers=layers, seq=seq, hardware=profile_name(row["gpu"]), mesh=mesh, recipes=recipes,
         batch=micro_batch * dp * fsdp, accumulation=accumulation, checkpoint=POLICIES[row["ac_policy"].lower()],
         compiled=compiled, zero=int(number(row, "zero") or 0),
-        attention="" if CUDNN_FRAMEWORKS.search(row.get("framework", "")) else "fa2",
+        attention=_library(row),
     )  # fmt: skip
+
+
+def _library(row: Fields) -> str:
+    if CUDNN_FRAMEWORKS.search(row.get("framework", "")):
+        return ""
+    return "fa2_bias" if BIASED.search(row.get("model", "")) else "fa2"
 
 
 def _refuse(row: Fields) -> None:

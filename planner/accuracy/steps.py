@@ -9,23 +9,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from planner.accuracy.rescale import PRIME, with_batch
 from planner.accuracy.rows import Skip
 from planner.accuracy.runs import Run
 from planner.checkpointing import checkpointed, layer_names
 from planner.constraint import Constraint, MemoryBudget
+from planner.costing.collective import MeshCollectives, mesh_collectives
 from planner.errors import InfeasibleError, PlannerError
-from planner.graph import BACKWARD, FORWARD, VIEW_OPS, JointGraph, ModelRequest
+from planner.graph import BACKWARD, FORWARD, VIEW_OPS, JointGraph, ModelRequest, layer_path
 from planner.hardware import HardwareProfile, load_profile
 from planner.memory import MemoryPolicy
 from planner.plan import Plan
+from planner.redistribution import CollectiveKind
 
 CAST_OP = "aten._to_copy.default"
 ATTENTION, MATMUL = "aten._scaled_dot_product", "planner.einsum"
 NO_LIMIT = MemoryBudget(num_bytes=10**15)
+GPUS_PER_NODE = 8
 DEPTHS = (1, 2)
 HIDDEN_SLOWDOWN = 0.19
 """Share by which a transfer that hides behind compute slows that down (arXiv 2507.03114: 1.19 on average)."""
+
+
+Message = tuple[str, str | None, CollectiveKind, tuple[int, ...], str]
+"""Phase, layer, kind, axes, dtype: what goes into one message."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,11 @@ class Predictor:
     parts: dict[object, Parts] = field(default_factory=dict)
 
     def predict(self, run: Run) -> Predicted:
-        """Raises Skip if the planner refuses the run."""
+        """With checkpoint `auto` all layers are repeated if memory runs out. Raises Skip if the planner refuses the run."""
+        if run.checkpoint == "auto":
+            kept = self.predict(replace(run, checkpoint="none"))
+            fits = kept.memory_bytes <= load_profile(run.hardware).usable_bytes
+            return kept if fits else self.predict(replace(run, checkpoint="full"))
         profile = load_profile(run.hardware)
         if run.attention:
             profile = replace(profile, attention=replace(profile.attention, library=run.attention))
@@ -109,7 +122,8 @@ class Predictor:
             graph = with_batch(self._graph(run.model, run.seq, depth), run.batch)
             if run.checkpoint == "full":
                 graph = checkpointed(graph, layer_names(graph))
-            self.parts[key] = parts_of(_planned(graph, run, profile), graph)
+            collectives = mesh_collectives(profile, run.mesh, GPUS_PER_NODE)
+            self.parts[key] = parts_of(_planned(graph, run, profile), graph, collectives)
         return self.parts[key]
 
     def _graph(self, model: str, seq: int, depth: int) -> JointGraph:
@@ -133,7 +147,7 @@ def _planned(graph: JointGraph, run: Run, profile: HardwareProfile) -> Plan:
     from planner.solving.solve import Solver
 
     space = enumerate_strategies(graph, run.mesh)
-    costs = estimate_costs(space, profile, policy=MemoryPolicy(), gpus_per_node=8, compiled=run.compiled)
+    costs = estimate_costs(space, profile, policy=MemoryPolicy(), gpus_per_node=GPUS_PER_NODE, compiled=run.compiled)
     constraints: tuple[Constraint, ...] = (*boundaries(graph, run.mesh), NO_LIMIT, *run.recipes)
     try:
         return assemble(costs, Solver(costs).solve(constraints, exact=False), constraints)
@@ -141,8 +155,9 @@ def _planned(graph: JointGraph, run: Run, profile: HardwareProfile) -> Plan:
         raise Skip("the recipe does not fit the sizes") from error
 
 
-def parts_of(plan: Plan, graph: JointGraph) -> Parts:
-    """Sorts what a plan pays for."""
+def parts_of(plan: Plan, graph: JointGraph, collectives: MeshCollectives) -> Parts:
+    """Sorts what a plan pays for. Parameters of one layer are gathered in one message, and so are its gradients summed, as
+    frameworks do."""
     node_of = graph.node_by_key
     parameters = _of_parameters_alone(graph)
     gradients = _on_the_way_to_gradients(graph)
@@ -159,13 +174,27 @@ def parts_of(plan: Plan, graph: JointGraph) -> Parts:
                 of_op[prefix] += choice.compute_us if node.op.startswith(prefix) else 0.0
             launches += choice.compute_us > 1.5
             operators += node.is_op and node.op not in VIEW_OPS and node.op != CAST_OP
-    moved = {"exchanged": 0.0, "gathered": 0.0, "reduced": 0.0}
+    exchanged = 0.0
+    messages: dict[str, dict[Message, float]] = {"gathered": {}, "reduced": {}}
     for redistribution in plan.redistributions:
-        node_number = node_of[redistribution.tensor[0]]
-        kind = "gathered" if node_number in parameters else "reduced" if node_number in gradients else "exchanged"
-        moved[kind] += redistribution.us
-        launches += len(redistribution.steps)
+        number = node_of[redistribution.tensor[0]]
+        kind = "gathered" if number in parameters else "reduced" if number in gradients else ""
         operators += len(redistribution.steps)
+        launches += len(redistribution.steps)
+        for step in redistribution.steps:
+            if not kind or step.collective is None:
+                exchanged += step.us
+                continue
+            call = step.collective
+            message = (redistribution.phase, layer_path(graph.nodes[number].module), call.kind, call.axes, call.dtype)
+            messages[kind][message] = messages[kind].get(message, 0.0) + call.full_bytes
+    moved = {
+        kind: sum(
+            float(collectives.us(collective, axes, np.array([size]), dtype)[0])
+            for (_, _, collective, axes, dtype), size in found.items()
+        )
+        for kind, found in messages.items()
+    }
     memory = plan.memory
     return Parts(
         forward=compute[FORWARD],
@@ -177,6 +206,7 @@ def parts_of(plan: Plan, graph: JointGraph) -> Parts:
         operators=operators,
         state=memory.parameter_bytes + memory.gradient_bytes + memory.optimizer_bytes,
         kept=memory.activation_bytes,
+        exchanged=exchanged,
         **moved,
     )
 

@@ -59,13 +59,13 @@ NO_TRAFFIC = Traffic((), (), 0)
 
 
 def fused_traffic(space: StrategySpace, *, compiled: bool = True) -> tuple[Traffic, ...]:
-    """Per node; NO_TRAFFIC for nodes that are not pointwise. Without a compiler only the parts of one module call that PyTorch
-    has a kernel for (a norm, a loss) are one kernel: nodes of one module fuse, those of different modules do not."""
+    """Per node; NO_TRAFFIC for nodes that are not pointwise. Without a compiler only the parts of one call that PyTorch has a
+    kernel for (a norm, a softmax) are one kernel: nodes of one line of the user's in one module fuse, others do not."""
     graph = space.graph
     roles = [_role(node.op, strategies.kernel.kind) for node, strategies in zip(graph.nodes, space.strategies, strict=True)]
     slots = [strategies.operand_slots for strategies in space.strategies]
     sources = _Sources(graph, roles)
-    groups = _groups(graph, roles, slots, sources, across_modules=compiled)
+    groups = _groups(graph, roles, slots, sources, across_calls=compiled)
     outside = _read_outside(graph, roles, slots, groups, sources)
     seen: set[tuple[int, TensorRef]] = set()
     launched: set[int] = set()
@@ -160,11 +160,12 @@ def _levels(graph: JointGraph, roles: Sequence[str], slots: Sequence[tuple[int, 
 
 
 def _groups(
-    graph: JointGraph, roles: Sequence[str], slots: Sequence[tuple[int, ...]], sources: _Sources, *, across_modules: bool
+    graph: JointGraph, roles: Sequence[str], slots: Sequence[tuple[int, ...]], sources: _Sources, *, across_calls: bool
 ) -> list[int]:
     """Group of each node, named by its first member; nodes that do not fuse are alone."""
     level = _levels(graph, roles, slots)
-    place = [(node.phase, at, "" if across_modules else node.module) for node, at in zip(graph.nodes, level, strict=True)]
+    calls = ["" if across_calls else f"{node.module} {node.source}" for node in graph.nodes]
+    place = [(node.phase, at, call) for node, at, call in zip(graph.nodes, level, calls, strict=True)]
     parent = list(range(len(graph.nodes)))
 
     def find(index: int) -> int:
