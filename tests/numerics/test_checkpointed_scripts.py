@@ -15,6 +15,7 @@ from planner.plan import Plan
 from tests.numerics.exported import ROOT, Model, any_plan
 
 LAYERED = ROOT / "tests" / "planner" / "layered_models.py"
+USERS = ROOT / "tests" / "planner" / "tracing" / "user_models.py"
 
 
 def verified(model: Model, plan: Plan) -> str:
@@ -73,9 +74,9 @@ def test_other_models(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["counted", "pairs", "two_stacks"])
-def test_layers_with_buffers_several_outputs_and_two_stacks(name: str) -> None:
-    graph = trace(ModelRequest(model=f"{LAYERED}:{name}", precision="as-traced"))
+@pytest.mark.parametrize("model", [f"{LAYERED}:counted", f"{LAYERED}:pairs", f"{LAYERED}:two_stacks", f"{USERS}:dropping"])
+def test_layers_with_buffers_several_outputs_two_stacks_and_dropout(model: str) -> None:
+    graph = trace(ModelRequest(model=model, precision="as-traced"))
     bench = Workbench.build(graph, Mesh.parse("dp=2,tp=2"))
     verified(Model(graph, graph), bench.solve(bench.default_constraints(), checkpoint="full"))
 

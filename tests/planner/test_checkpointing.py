@@ -96,6 +96,17 @@ def test_hard_layers_give_the_same_bits_and_keep_what_crosses_alone(model: str) 
         assert_one_layer_at_a_time(found)
 
 
+def test_a_repeated_layer_drops_the_same_elements() -> None:
+    factory = MODELS.parent / "tracing" / "user_models.py"
+    graph = trace(ModelRequest(model=f"{factory}:dropping", precision="as-traced"))
+    full = checkpointed(graph, layer_names(graph))
+    assert any(full.repeated_layer(node) and node.name == "dropout" and "/recompute#" in node.key for node in full.nodes)
+    loss, gradients = step(full)
+    wanted_loss, wanted = step(graph)
+    assert torch.equal(loss, wanted_loss) and all(torch.equal(gradients[name], wanted[name]) for name in wanted)
+    assert_one_layer_at_a_time(full)
+
+
 def assert_one_layer_at_a_time(graph: JointGraph) -> None:
     """What a layer's repetition reads is kept or made outside the other layers' repetitions."""
     for node in graph.nodes:
