@@ -124,9 +124,9 @@ def run(args: argparse.Namespace) -> int:
 
 def plan_request(args: argparse.Namespace, replay: Plan | None = None) -> pipeline.PlanRequest:
     """What the command line asks for; what it leaves open is as in the plan to replay, else the default."""
-    if replay is None and not (args.model and args.mesh):
+    if replay is None and (args.model is None or args.mesh is None):
         raise InputError("a plan needs a model and --mesh", hint="For example: plan llama3-tiny --mesh dp=2,tp=2 -o plan.json.")
-    mesh = Mesh.parse(args.mesh) if args.mesh or replay is None else replay.mesh
+    mesh = replay.mesh if args.mesh is None and replay is not None else Mesh.parse(args.mesh)
     return pipeline.PlanRequest(
         model=_model_request(args, replay),
         mesh=mesh,
