@@ -20,16 +20,18 @@ from planner.region import REGION_BACKWARD
 LINE = 130
 DROPOUT = "planner.dropout.default"
 NOISE = "noise"
-"""Last parameter of a block function that drops elements: the key of its layer."""
+"""Parameter of a block function that drops elements: the key of its layer. `noise_3`, `noise_outside`: of another one, whose
+dropout is repeated there."""
 _LAYER_PREFIX = re.compile(r"^.*?[A-Za-z_]\w*\.\d+\.")
 
 
 @dataclass(frozen=True)
 class Function:
-    """One function of the file: parameters and body, without its name."""
+    """One function of the file: parameters (the last ones are `keys` of dropouts) and body, without its name."""
 
     parameters: tuple[str, ...]
     lines: tuple[str, ...]
+    keys: tuple[str, ...] = ()
 
     def write(self, name: str) -> str:
         head = call_lines(f"def {name}", self.parameters, ":")
@@ -129,7 +131,8 @@ class _Writing:
     module: str = ""
     at: int = 0
     """number of the statement being written"""
-    has_noise: bool = False
+    keys: dict[str, None] = field(default_factory=dict)
+    """parameters that hold keys of dropouts"""
     living: dict[Value, None] = field(default_factory=dict)
     """results that are not deleted yet"""
 
@@ -161,7 +164,7 @@ class _Writing:
                 self.call(statement)
         second = self.block.saved if self.block.key.phase == FORWARD else [value for _, value in self.block.gradients]
         self.lines += return_lines([self.names[v] for v in self.block.live], [self.names[v] for v in second])
-        return Function((*parameters, NOISE) if self.has_noise else parameters, tuple(self.lines))
+        return Function((*parameters, *self.keys), tuple(self.lines), tuple(self.keys))
 
     def fresh(self, base: str) -> str:
         """A variable name that nothing else uses."""
@@ -233,14 +236,14 @@ class _Writing:
         self.lines += assignment_lines(", ".join(targets), written, comment)
 
     def noise(self, node: Node) -> str:
-        """The key of a dropout's layer: an argument of the function where it is the block's own layer."""
+        """The key of a dropout's layer: an argument of the function, because its text cannot be compiled."""
         if node.op != DROPOUT:
             return ""
         layer = layer_of(node.module)
-        if self.in_layers and layer == self.block.key.number:
-            self.has_noise = True
-            return NOISE
-        return f"dropout_key({-1 if layer is None else layer})"
+        own = layer == (self.block.key.number if self.in_layers else None)
+        name = NOISE if own else f"{NOISE}_{'outside' if layer is None else layer}"
+        self.keys[name] = None
+        return name
 
     def tiny_meta(self, node: int, slot: int) -> TensorMeta:
         return self.writer.tiny.meta(self.graph.nodes[node].operands[slot])

@@ -39,9 +39,9 @@ class Run:
 
 
 class Driver:
-    def __init__(self, program: Program, functions: dict[BlockKey, str], noisy: frozenset[BlockKey] = frozenset()) -> None:
-        """`noisy`: blocks whose function takes the key of its layer's random numbers as its last argument."""
-        self.noisy = noisy
+    def __init__(self, program: Program, functions: dict[BlockKey, str], noise: dict[BlockKey, tuple[str, ...]]) -> None:
+        """`noise`: the last parameters of each block's function, which are keys of dropouts."""
+        self.noise = noise
         self.program = program
         self.graph = program.graph
         self.functions = functions
@@ -117,9 +117,16 @@ class Driver:
 
     def _spellings(self, block: Block) -> list[Spelling]:
         gradients = [self._by_name("grad", self._gradient_name(parameter), block.key) for parameter, _ in block.gradients]
-        number = block.key.number
-        noise = [Spelling("dropout_key(i)", f"dropout_key({number})")] if block.key in self.noisy else []
+        noise = [self._noise(name, block) for name in self.noise[block.key]]
         return [*(self._argument(value, block.key) for value in block.inputs), *noise, *gradients]
+
+    def _noise(self, name: str, block: Block) -> Spelling:
+        """The argument for a parameter `noise` (of the block's own layer), `noise_3` or `noise_outside`."""
+        layer = name.partition("_")[2]
+        if layer:
+            return Spelling(None, f"dropout_key({-1 if layer == 'outside' else layer})")
+        inside = self._in_layers(block)
+        return Spelling("dropout_key(i)" if inside else None, f"dropout_key({block.key.number if inside else -1})")
 
     def _gradient_name(self, parameter: int) -> str:
         return self.graph.parameter_of_node[parameter].name
@@ -152,7 +159,7 @@ class Driver:
             texts.append(column[0].absolute if len(same) == 1 or relative is None else relative)
         if len(blocks) == 1:
             texts = [column[0].absolute for column in zip(*every, strict=True)]
-        count = len(first.inputs) + (first.key in self.noisy)
+        count = len(first.inputs) + len(self.noise[first.key])
         return Run(tuple(blocks), self.functions[first.key], tuple(texts[:count]), tuple(texts[count:]), len(blocks) > 1)
 
     # ---- writing ----------------------------------------------------------------------------------------------------

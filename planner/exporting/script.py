@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from planner.errors import ExportError
-from planner.exporting.blocks import NOISE, BlockWriter, Function, Layouts, TinyNodes, call_lines, layout_lines, quoted, wrapped
+from planner.exporting.blocks import BlockWriter, Function, Layouts, TinyNodes, call_lines, layout_lines, quoted, wrapped
 from planner.exporting.buffers import BufferFunctions, require_known
 from planner.exporting.driver import Driver
 from planner.exporting.lower import Program, lower
@@ -116,8 +116,7 @@ class _Script:
         return self.program.graph
 
     def text(self) -> str:
-        noisy = frozenset(key for key, function in self.functions.items() if function.parameters[-1:] == (NOISE,))
-        driver = Driver(self.program, self.names, noisy)
+        driver = Driver(self.program, self.names, {key: function.keys for key, function in self.functions.items()})
         blocks = self._block_functions()
         step = _fill(
             template("step"),
