@@ -87,7 +87,7 @@ def test_overrides_under_a_tight_budget_are_honest(bench: Workbench) -> None:
     constraints = (*bench.default_constraints(), MemoryBudget(num_bytes=24 * 2**20))
     rows = bench.overrides(WQ, constraints=constraints)
     assert any(row.objective_us is not None for row in rows)
-    for row in rows[::4]:
+    for row in rows[::8]:
         planned = bench.solve((*constraints, Pin(where=WQ, placements=row.placements)), exact=False)
         assert row.objective_us is not None and row.bound_us is not None and row.peak_bytes is not None
         assert row.peak_bytes <= 24 * 2**20
