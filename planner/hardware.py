@@ -104,10 +104,16 @@ class AttentionConstants:
 
 @dataclass(frozen=True, kw_only=True)
 class PointwiseConstants:
-    """`t = bytes / (hbm·efficiency) + launch_us`."""
+    """`t = bytes / (hbm·efficiency) + launch_us`.
+
+    Attributes:
+        cached_rate: (bytes, fraction of the datasheet bandwidth) when a kernel runs again and again on the same tensors, which
+            then stay in the cache. Benchmarks do that, training does not: plans are priced without it.
+    """
 
     efficiency: float
     launch_us: float
+    cached_rate: Points
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -395,6 +401,7 @@ class _Reader:
             pointwise=PointwiseConstants(
                 efficiency=self.number("pointwise.efficiency", 0.05, 1),
                 launch_us=self.number("pointwise.launch_us", 0, 100),
+                cached_rate=self.points("pointwise.cached_rate", 0.05, 5),
             ),
             scan=ScanConstants(
                 chunk=int(self.number("scan.chunk", 1, 1e6)),
