@@ -16,7 +16,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from app.comparing import Comparing
 from planner import BoundaryPlacement, JointGraph, Mesh, ModelRequest, Pin, Plan, PlannerError, Workbench, export
+from planner.constraint import Constraint
 from planner.loading import trace_apart
 
 PLANNER_ENGINE = "app.engine:PlannerEngine"
@@ -28,7 +30,7 @@ NEWS_EVERY_S = 0.5
 class Progress:
     """Tells the parent how a command goes on: called with the name of a stage that begins, `news` with where it stands."""
 
-    def __init__(self, send: Callable[[tuple[str, str]], None]) -> None:
+    def __init__(self, send: Callable[[tuple[str, Any]], None]) -> None:
         self._send = send
         self._last = 0.0
 
@@ -40,6 +42,11 @@ class Progress:
         if time.monotonic() - self._last >= NEWS_EVERY_S:
             self._last = time.monotonic()
             self._send(("news", text))
+
+
+    def row(self, value: Any) -> None:
+        """A part of the result, as soon as it is there."""
+        self._send(("row", value))
 
 
 def standing(value_us: float, bound_us: float) -> str:
@@ -62,10 +69,11 @@ class OpenSpec:
     hardware: str
     optimizer: str = "adamw"
     checkpoint: str = "auto"
+    gpus_per_node: int = 8
     graph_path: Path | None = field(default=None, compare=False)
 
 
-class PlannerEngine:
+class PlannerEngine(Comparing):
     """The commands of a worker, on the real planner. Lives in the child process."""
 
     def __init__(self, spec: OpenSpec, progress: Progress) -> None:
@@ -76,7 +84,7 @@ class PlannerEngine:
             progress("trace")
             graph = trace_apart(spec.request)
         progress("strategies and prices")
-        self.bench = Workbench.build(graph, spec.mesh, spec.hardware, optimizer=spec.optimizer)
+        self.bench = Workbench.build(graph, spec.mesh, spec.hardware, optimizer=spec.optimizer, gpus_per_node=spec.gpus_per_node)
         progress("compile")
         self.bench.warm_up()
         self.checkpoint = spec.checkpoint
@@ -94,31 +102,35 @@ class PlannerEngine:
     def solve(
         self,
         progress: Progress,
-        pins: tuple[Pin, ...],
+        demands: tuple[Constraint, ...],
         memory_bytes: int | None,
         time_limit_s: float,
         exact: bool | None,
         layers: tuple[str, ...] | None = None,
     ) -> Plan:
-        """`exact` False answers at once with a gap; None may go on to prove it. A pin on an input or output replaces the
-        model's own boundary for that tensor. `layers`: checkpoint just these, instead of choosing."""
+        """`exact` False answers at once with a gap; None may go on to prove it. `demands`: the user's, of every kind.
+        `layers`: checkpoint just these, instead of choosing."""
         progress("solve")
-        pinned = {pin.where for pin in pins}
-        defaults = self.bench.default_constraints(memory_bytes)
-        kept = tuple(c for c in defaults if not (isinstance(c, BoundaryPlacement) and c.where in pinned))
         how = self.checkpoint if layers is None else layers
         plan = self.bench.solve(
-            (*kept, *pins), time_limit_s=time_limit_s, exact=exact, checkpoint=how,
+            self._with_defaults(demands, memory_bytes), time_limit_s=time_limit_s, exact=exact, checkpoint=how,
             told=lambda now: progress.news(standing(now.value_us, now.bound_us)),
         )  # fmt: skip
         return replace(plan, checkpoint=self.checkpoint)
+
+    def _with_defaults(self, demands: tuple[Constraint, ...], memory_bytes: int | None) -> tuple[Constraint, ...]:
+        """The model's boundaries, the budget, the demands. A pin on an input or output replaces the boundary there."""
+        pinned = {demand.where for demand in demands if isinstance(demand, Pin)}
+        defaults = self.bench.default_constraints(memory_bytes)
+        kept = (c for c in defaults if not (isinstance(c, BoundaryPlacement) and c.where in pinned))
+        return (*kept, *demands)
 
     def export(self, progress: Progress, plan: Plan) -> Any:
         return export(plan, self.bench.graph, verify=True, progress=progress)
 
 
 def serve(connection: Connection, engine_path: str) -> None:
-    """Main loop of a worker process: (command, arguments) in, ("progress"|"news"|"done"|"failed"|"crashed", value) out."""
+    """Main loop of a worker process: (command, arguments) in, ("progress"|"news"|"row"|"done"|"failed"|"crashed", value) out."""
     module, _, name = engine_path.partition(":")
     engine: Any = None
     if hasattr(os, "nice"):

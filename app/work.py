@@ -13,10 +13,13 @@ from app import drafts
 from app.engine import OpenSpec
 from app.jobs import Job, Running, Worker
 from app.state import Document, Session, pool, select, show, workspace
+from app.view_models import demands
+from app.view_models.other_plans import recipe_label, what_if_labels
 from app.view_models.proofs import settle
 from app.view_models.setup_form import describe
 from app.workspace import new_id, project_id
 from planner import InfeasibleError, PlanRequest
+from planner.sweep import SweepRequest
 
 SOLVE_LIMIT_S = 60.0
 PATIENCE_S = 3.0
@@ -27,7 +30,7 @@ def _spec(document: Document) -> OpenSpec:
     plan = document.plan
     return OpenSpec(
         request=plan.request, mesh=plan.mesh, hardware=plan.hardware_name, optimizer=plan.memory_policy.optimizer,
-        checkpoint=plan.checkpoint, graph_path=document.graph_path,
+        checkpoint=plan.checkpoint, gpus_per_node=plan.gpus_per_node, graph_path=document.graph_path,
     )  # fmt: skip
 
 
@@ -73,7 +76,7 @@ def start(found: Session, request: PlanRequest) -> None:
     keep = document is not None and document.plan.request == request.sized_model
     spec = OpenSpec(
         request=request.sized_model, mesh=request.mesh, hardware=request.hardware, optimizer=request.optimizer,
-        checkpoint=request.checkpoint,
+        checkpoint=request.checkpoint, gpus_per_node=request.gpus_per_node,
         graph_path=document.graph_path if keep and document is not None else None,
     )  # fmt: skip
     worker = pool().worker(draft, spec)
@@ -99,7 +102,7 @@ def prove(found: Session, time_limit_s: float = SOLVE_LIMIT_S) -> None:
     draft = f"{document.draft} proof"
     worker = pool().worker(draft, _spec(document), behind=_worker(document))
     plan = document.plan
-    job = worker.submit("solve", plan.pins, document.memory_bytes, time_limit_s, None, plan.checkpointed)
+    job = worker.submit("solve", demands.of_plan(plan), document.memory_bytes, time_limit_s, None, plan.checkpointed)
     found.proof = Running(kind="proof", job=job, worker=worker, draft=draft, plan_id=document.plan.plan_id)
 
 
@@ -109,6 +112,43 @@ def export(found: Session) -> None:
     worker = _worker(document)
     job = worker.submit("export", document.plan)
     _run(found, Running(kind="export", job=job, worker=worker, draft=document.draft, plan_id=document.plan.plan_id))
+
+
+def price_recipe(found: Session, name: str) -> None:
+    """The best plan that follows a recipe, to compare with."""
+    document = found.document
+    assert document is not None
+    worker = _worker(document)
+    job = worker.submit("recipe", name, document.memory_bytes, SOLVE_LIMIT_S)
+    _run(found, Running(kind="recipe", job=job, worker=worker, draft=document.draft, name=recipe_label(name)))
+
+
+def what_if(found: Session, hardware: str) -> None:
+    """The open plan on other hardware: priced anew, and solved anew."""
+    document = found.document
+    assert document is not None
+    worker = _worker(document)
+    job = worker.submit("what_if", document.plan, hardware, SOLVE_LIMIT_S)
+    plan_id = document.plan.plan_id
+    _run(found, Running(kind="what_if", job=job, worker=worker, draft=document.draft, plan_id=plan_id, name=hardware))
+
+
+def start_sweep(found: Session, request: SweepRequest) -> None:
+    """In a worker of its own, behind the one that answers questions; its rows come in one by one."""
+    document = found.document
+    assert document is not None
+    stop_sweep(found)
+    draft = f"{document.draft} sweep"
+    worker = pool().worker(draft, _spec(document), behind=_worker(document))
+    job = worker.submit("sweep", request)
+    found.sweep = Running(kind="sweep", job=job, worker=worker, draft=draft)
+
+
+def stop_sweep(found: Session) -> None:
+    """Ends the sweep and its process. The rows so far stay."""
+    if found.sweep is not None:
+        found.sweep.job.end("cancelled")
+        pool().forget(found.sweep.draft)
 
 
 def _run(found: Session, running: Running) -> None:
@@ -177,6 +217,9 @@ def _take_over(found: Session, running: Running) -> None:
     job = running.job
     if job.state == "cancelled":
         return
+    if running.kind in ("recipe", "what_if"):
+        _take_over_other(found, running)
+        return
     if job.error is not None:
         found.error = job.error
         found.infeasible = running.kind == "solve" and isinstance(job.error, InfeasibleError)
@@ -223,6 +266,19 @@ def _prove_if_open(found: Session, time_limit_s: float) -> None:
 
 def _exported(found: Session, running: Running) -> None:
     found.exported = (running.plan_id, running.job.result)
+
+
+def _take_over_other(found: Session, running: Running) -> None:
+    """A plan to compare with, or why there is none: nothing that is open changes."""
+    job = running.job
+    if running.kind == "recipe":
+        found.others[running.name] = job.error if job.error is not None else job.result
+        return
+    same, best = what_if_labels(running.plan_id, running.name)
+    if job.error is not None:
+        found.others[same] = found.others[best] = job.error
+    else:
+        found.others[same], found.others[best] = job.result
 
 
 def _take_over_proof(found: Session, running: Running) -> None:

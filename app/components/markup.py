@@ -100,10 +100,12 @@ def change_row(name: str, before: str, after: str, count: int) -> str:
     return f'{STYLE}<div class="px"><code>{escape(name)}</code>{times}<br>{placements}</div>'
 
 
-def pin_row(where: str, placements: str, note: str, matches: str) -> str:
+def demand_row(headline: str, where: str, options: tuple[str, ...], note: str, matches: str) -> str:
+    """A pin or another demand: what, its placements, where, how many tensors, why."""
+    placements = '<span class="soft">or</span> '.join(f"{chips(text)} " for text in options)
+    place = f'<br><code>{escape(where)}</code> <span class="soft">{escape(matches)}</span>' if where else ""
     reason = f'<br><span class="soft">{escape(note)}</span>' if note else ""
-    text = f'<code>{escape(where)}</code> <span class="soft">{escape(matches)}</span>'
-    return f'{STYLE}<div class="px">{chips(placements)} {text}{reason}</div>'
+    return f'{STYLE}<div class="px"><b>{escape(headline)}</b> {placements}{place}{reason}</div>'
 
 
 def lines(texts: tuple[str, ...]) -> str:

@@ -9,6 +9,7 @@ from app.components import markup
 from app.components.markup import plain
 from app.components.pulse import pulse
 from app.jobs import Job
+from app.view_models import demands
 from app.view_models import pins as pins_model
 from app.view_models.pins import PinTarget
 from app.view_models.placements import placement_of, placements_text
@@ -20,7 +21,7 @@ SCOPES = ("this one", "all layers", "glob")
 
 
 def is_stale(document: state.Document) -> bool:
-    return pins_model.num_changed(document.history.pins, document.plan) > 0
+    return demands.num_changed(document.history.pins, document.plan) > 0
 
 
 def pin_form(found: state.Session) -> None:
@@ -87,10 +88,11 @@ def _choose(found: state.Session, target: PinTarget, options: tuple[str, ...]) -
     st.caption(plain(problem) if problem else f"Matches {matches} tensor{'s' if matches != 1 else ''}: {plain(where)}")
     with st.container(horizontal=True):
         if st.button(f"Pin {matches}", key="pin", disabled=matches == 0):
-            drafts.set_pins(found, pins_model.with_pin(document.history.pins, _pin(document, where, placement, reason)))
+            drafts.set_pins(found, demands.added(document.history.pins, _pin(document, where, placement, reason)))
             st.rerun()
-        if any(pin.where == where for pin in document.history.pins) and st.button("Unpin", key="unpin"):
-            drafts.set_pins(found, pins_model.without_pin(document.history.pins, where))
+        here = [pin for pin in document.history.pins if demands.where_of(pin) == where]
+        if here and st.button("Unpin", key="unpin"):
+            drafts.set_pins(found, demands.without(document.history.pins, *here))
             st.rerun()
 
 
@@ -116,11 +118,15 @@ def pin_list(found: state.Session) -> None:
         stale = " · plan is stale" if is_stale(document) else ""
         st.markdown(f"**Pins ({len(history.pins)})**{stale}")
         for number, pin in enumerate(history.pins):
-            matches = orphans.get(pin.where) or _count_text(document, pin.where)
+            where = demands.where_of(pin)
+            matches = orphans.get(pin) or (_count_text(document, where) if where else "")
             with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-                st.html(markup.pin_row(pin.where, placements_text(pin.placements), pin.note, matches), width="stretch")
+                st.html(
+                    markup.demand_row(demands.headline(pin), where, demands.options_of(pin), demands.note_of(pin), matches),
+                    width="stretch",
+                )
                 if st.button("Remove", key=f"remove_{number}", type="tertiary"):
-                    drafts.set_pins(found, pins_model.without_pin(history.pins, pin.where))
+                    drafts.set_pins(found, demands.without(history.pins, pin))
                     st.rerun()
         with st.container(horizontal=True):
             if st.button("Undo", key="undo", disabled=not history.past):

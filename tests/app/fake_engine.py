@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from app.engine import OpenSpec, Progress
-from planner import InfeasibleError, JointGraph, Pin, Plan
+from planner import InfeasibleError, JointGraph, Plan
+from planner.constraint import Constraint
 from tests.app.synthetic import legal, make_plan, small_graph
 
 
@@ -35,14 +36,14 @@ class FakeEngine:
     def solve(
         self,
         progress: Progress,
-        pins: tuple[Pin, ...],
+        pins: tuple[Constraint, ...],
         memory_bytes: int | None,
         time_limit_s: float,
         exact: bool | None,
         layers: tuple[str, ...] | None = None,
     ) -> Plan:
         progress("solve")
-        notes = {pin.note for pin in pins}
+        notes = {getattr(pin, "note", "") for pin in pins}
         if "infeasible" in notes:
             raise InfeasibleError(
                 "no plan satisfies all pins", hint="Remove one of them.", conflicts=[pin.describe() for pin in pins]
