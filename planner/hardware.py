@@ -136,10 +136,11 @@ class ScanConstants:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchConstants:
-    """Time of the issuing CPU thread: per operator in eager PyTorch, per kernel of a compiled program."""
+    """Time of the issuing CPU thread: per operator in eager PyTorch, per kernel of a compiled program, per collective call."""
 
     eager_us: float
     compiled_us: float
+    collective_us: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,7 +414,9 @@ class _Reader:
                 convolution_launch_us=self.number("scan.convolution_launch_us", 0, 100),
             ),
             launch=LaunchConstants(
-                eager_us=self.number("launch.eager_us", 0, 1000), compiled_us=self.number("launch.compiled_us", 0, 1000)
+                eager_us=self.number("launch.eager_us", 0, 1000),
+                compiled_us=self.number("launch.compiled_us", 0, 1000),
+                collective_us=self.number("launch.collective_us", 0, 1000),
             ),
             node=self.node(),
             fabric=self.fabric(),
