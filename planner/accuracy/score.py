@@ -9,7 +9,7 @@ from pathlib import Path
 
 from planner.accuracy.ends import MEMORY_COLUMNS, STEP_COLUMNS, VTRAIN_COLUMNS, score_memory_row, score_step, score_vtrain
 from planner.accuracy.kernels import KERNEL_FILES, score_attention_figure
-from planner.accuracy.links import COLLECTIVE_COLUMNS, score_collective
+from planner.accuracy.links import COLLECTIVE_COLUMNS, CollectiveScorer
 from planner.accuracy.rows import Fields, Scored, Skip, read_csv
 from planner.accuracy.steps import Predictor
 from planner.errors import InputError
@@ -51,7 +51,7 @@ def _score_file(path: Path, predictor: Predictor) -> Iterator[Scored] | None:
             return score(path)
     name = path.name.removesuffix(".gz").removesuffix(".csv")
     if name == "collectives":
-        return _each(path, COLLECTIVE_COLUMNS, score_collective)
+        return _each(path, COLLECTIVE_COLUMNS, CollectiveScorer().score)
     if name == "attention_fa_figures":
         return _each(path, FIGURE_COLUMNS, score_attention_figure)
     if name.startswith("e2e_training"):
