@@ -12,7 +12,9 @@ from app.view_models import status
 from app.view_models.demands import num_changed
 from app.views.problems import session_errors
 
-JOB_NAMES = {"start": "Planning", "solve": "Solving", "export": "Exporting", "recipe": "Pricing the recipe", "what_if": "Other hardware"}
+JOB_NAMES = {
+    "start": "Planning", "solve": "Solving", "export": "Exporting", "recipe": "Pricing the recipe", "what_if": "Other hardware",
+}  # fmt: skip
 
 
 def draw(found: state.Session) -> None:
