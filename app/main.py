@@ -26,6 +26,8 @@ def main() -> None:
     pages = {
         "setup": st.Page("views/setup.py", title="Setup", url_path="setup"),
         "explorer": st.Page("views/explorer.py", title="Explorer", url_path="explorer", default=True),
+        "communication": st.Page("views/communication.py", title="Communication", url_path="communication"),
+        "memory": st.Page("views/memory.py", title="Memory", url_path="memory"),
     }
     current = st.navigation(list(pages.values()), position="top")
     if found.arrived:

@@ -34,6 +34,7 @@ STYLE = """
 .px td, .px th { text-align: left; vertical-align: top; padding: 3px 8px 3px 0; border: 0; }
 .px tr + tr td { border-top: 1px solid color-mix(in srgb, currentColor 12%, transparent); }
 .px code { font-size: 12px; overflow-wrap: anywhere; background: none; padding: 0; color: inherit; }
+.px td.value { white-space: nowrap; }
 .px .move { display: block; font-weight: 600; }
 </style>
 """
@@ -89,7 +90,8 @@ def tensor_table(rows: tuple[TensorRow, ...], caption: str) -> str:
 def number_table(quantities: tuple[Quantity, ...]) -> str:
     """Name, value and source of each number."""
     rows = "".join(
-        f"<tr><td>{escape(q.label)}</td><td><b>{escape(q.text)}</b></td><td>{escape(q.source)}</td></tr>" for q in quantities
+        f"<tr><td>{escape(q.label)}</td><td class='value'><b>{escape(q.text)}</b></td><td>{escape(q.source)}</td></tr>"
+        for q in quantities
     )
     return f'{STYLE}<div class="px"><table>{rows}</table></div>'
 
