@@ -74,8 +74,11 @@ class Parts:
 
 @dataclass(frozen=True)
 class Predicted:
+    """Of a whole step; `parts` are those of one micro-step."""
+
     step_us: float
     memory_bytes: float
+    parts: Parts
 
 
 @dataclass
@@ -104,7 +107,7 @@ class Predictor:
         if run.zero in (1, 2) and _size(run, "fsdp") == 1:
             state = state * (8 + 8 / data) / 16
             parts = Parts(**{**vars(parts), "update": parts.update / data})
-        return Predicted(step_us(parts, run, profile), state + parts.kept + profile.reserve_bytes)
+        return Predicted(step_us(parts, run, profile), state + parts.kept + profile.reserve_bytes, parts)
 
     def _parts(self, run: Run, profile: HardwareProfile, depth: int) -> Parts:
         key = (
