@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -16,8 +17,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from app.answering import Answering
 from app.comparing import Comparing
-from planner import BoundaryPlacement, JointGraph, Mesh, ModelRequest, Pin, Plan, PlannerError, Workbench, export
+from planner import JointGraph, Mesh, ModelRequest, Plan, PlannerError, Workbench, export
 from planner.constraint import Constraint
 from planner.loading import trace_apart
 
@@ -25,24 +27,43 @@ PLANNER_ENGINE = "app.engine:PlannerEngine"
 WARM_UP_S = 60.0
 
 NEWS_EVERY_S = 0.5
+STOP = "stop"
+"""The one message that is not a command: the answer to the one that runs is no longer wanted."""
 
 
 class Progress:
-    """Tells the parent how a command goes on: called with the name of a stage that begins, `news` with where it stands."""
+    """Tells the parent how a command goes on: called with the name of a stage that begins, `news` with where it stands, `row`
+    with each part of an answer that is known early; `stopped` says whether the answer is not wanted any more. Any thread may
+    call."""
 
-    def __init__(self, send: Callable[[tuple[str, Any]], None]) -> None:
-        self._send = send
+    def __init__(self, send: Callable[[tuple[str, Any]], None], asked_to_stop: Callable[[], bool] = lambda: False) -> None:
+        self._write = send
+        self._asked_to_stop = asked_to_stop
+        self._stopped = False
+        self._lock = threading.Lock()
         self._last = 0.0
 
     def __call__(self, stage: str) -> None:
         self._send(("progress", stage))
+
+    def begin(self) -> None:
+        """Of the next command, which nobody has asked to stop."""
+        self._stopped = False
+
+    def stopped(self) -> bool:
+        with self._lock:
+            self._stopped = self._stopped or self._asked_to_stop()
+            return self._stopped
+
+    def _send(self, message: tuple[str, Any]) -> None:
+        with self._lock:
+            self._write(message)
 
     def news(self, text: str) -> None:
         """At most twice a second."""
         if time.monotonic() - self._last >= NEWS_EVERY_S:
             self._last = time.monotonic()
             self._send(("news", text))
-
 
     def row(self, value: Any) -> None:
         """A part of the result, as soon as it is there."""
@@ -73,7 +94,7 @@ class OpenSpec:
     graph_path: Path | None = field(default=None, compare=False)
 
 
-class PlannerEngine(Comparing):
+class PlannerEngine(Answering, Comparing):
     """The commands of a worker, on the real planner. Lives in the child process."""
 
     def __init__(self, spec: OpenSpec, progress: Progress) -> None:
@@ -113,17 +134,10 @@ class PlannerEngine(Comparing):
         progress("solve")
         how = self.checkpoint if layers is None else layers
         plan = self.bench.solve(
-            self._with_defaults(demands, memory_bytes), time_limit_s=time_limit_s, exact=exact, checkpoint=how,
+            self.with_defaults(demands, memory_bytes), time_limit_s=time_limit_s, exact=exact, checkpoint=how,
             told=lambda now: progress.news(standing(now.value_us, now.bound_us)),
         )  # fmt: skip
         return replace(plan, checkpoint=self.checkpoint)
-
-    def _with_defaults(self, demands: tuple[Constraint, ...], memory_bytes: int | None) -> tuple[Constraint, ...]:
-        """The model's boundaries, the budget, the demands. A pin on an input or output replaces the boundary there."""
-        pinned = {demand.where for demand in demands if isinstance(demand, Pin)}
-        defaults = self.bench.default_constraints(memory_bytes)
-        kept = (c for c in defaults if not (isinstance(c, BoundaryPlacement) and c.where in pinned))
-        return (*kept, *demands)
 
     def export(self, progress: Progress, plan: Plan) -> Any:
         return export(plan, self.bench.graph, verify=True, progress=progress)
@@ -136,12 +150,19 @@ def serve(connection: Connection, engine_path: str) -> None:
     if hasattr(os, "nice"):
         os.nice(5)  # the pages come first
 
-    progress = Progress(connection.send)
+    def asked_to_stop() -> bool:
+        """While a command runs, nothing but the word to stop it comes in."""
+        return connection.poll() and connection.recv()[0] == STOP
+
+    progress = Progress(connection.send, asked_to_stop)
     while True:
         try:
             command, arguments = connection.recv()
         except EOFError:
             return
+        if command == STOP:  # it came after the end
+            continue
+        progress.begin()
         try:
             if command == "open":
                 engine = getattr(import_module(module), name)(*arguments, progress)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 from app import drafts
 from app.engine import OpenSpec
@@ -55,11 +56,29 @@ def legal(found: Session, key: str) -> Job:
     if known is not None and (known.active or known.state == "done"):
         return known
     worker = _worker(found.document)
+    stop_questions(found)  # what is still shown is asked again
     for other, job in found.legal.items():
         if other and job.state == "queued":
             worker.cancel(job)  # the selection has moved on
     found.legal[key] = worker.submit("legal", key)
     return found.legal[key]
+
+
+def ask(found: Session, command: str, about: tuple[Any, ...], *arguments: Any) -> Job:
+    """The job that answers a question about the plan as it is; asked once, and again if it was stopped."""
+    assert found.document is not None
+    question = (command, found.document.plan.plan_id, *about)
+    known = found.questions.get(question)
+    if known is None or known.state == "cancelled":
+        known = found.questions[question] = _worker(found.document).submit(command, *arguments)
+    return known
+
+
+def stop_questions(found: Session, *commands: str) -> None:
+    """Those of these commands that are not answered yet; without commands all of them."""
+    for (command, *_), job in found.questions.items():
+        if job.active and found.document is not None and (not commands or command in commands):
+            _worker(found.document).stop(job)
 
 
 def forget_failed(found: Session, key: str) -> None:
@@ -152,6 +171,7 @@ def stop_sweep(found: Session) -> None:
 
 
 def _run(found: Session, running: Running) -> None:
+    stop_questions(found)
     found.running, found.error, found.note = running, None, ""
 
 

@@ -25,6 +25,7 @@ from planner import (
     SamePlacement,
 )  # fmt: skip
 from planner.constraint import Constraint
+from planner.placement import parse
 
 Demands = tuple[Constraint, ...]
 
@@ -123,6 +124,14 @@ def by_description(demands: Iterable[Constraint], text: str) -> Constraint | Non
     return next((demand for demand in demands if demand.describe() == text), None)
 
 
+def placed(kind: str, where: str, options: tuple[str, ...], note: str, mesh: Mesh) -> Constraint:
+    """A demand about placements as the form says it: `Pin`, `Allow` or `Forbid` and the options picked."""
+    found = tuple(parse(option, mesh) for option in options)
+    if kind == "Pin":
+        return Pin(where=where, placements=found[0], note=note.strip())
+    return (Allow if kind == "Allow" else Forbid)(where=where, options=found, note=note.strip())
+
+
 # ---- recipes ------------------------------------------------------------------------------------------------------------
 
 
@@ -133,6 +142,14 @@ def recipe_problem(name: str, axes: tuple[str, ...], mesh: Mesh) -> str:
     except InvalidConstraintError as error:
         return f"{error.message}. {error.hint}"
     return ""
+
+
+def recipe_text(name: str, axes: tuple[str, ...], mesh: Mesh) -> str:
+    """`dp: fsdp, tp: sequence`: what each axis is used for; other axes are left to the planner."""
+    uses = Recipe(name=name, axes=axes).uses(mesh)
+    free = [axis for axis in mesh.axis_names if axis not in axes]
+    said = ", ".join(f"{mesh.axis_names[axis]} for {use}" for axis, use in sorted(uses.items()))
+    return f"Uses {said}" + (f"; {', '.join(free)} stays free." if free else ".")
 
 
 def recipe_names() -> tuple[str, ...]:

@@ -107,6 +107,19 @@ def _parameter_behind(graph: JointGraph, index: int, slot: int) -> int | None:
     return at if graph.nodes[at].kind == "param" else None
 
 
+def same_of_group(graph: JointGraph, target: PinTarget, selected: str | None, group: Iterable[str]) -> tuple[str, ...]:
+    """WHERE of the same thing (result, or first parameter, ...) at each selected box; those that have none are left out."""
+    own = targets(graph, selected) if selected else ()
+    if target not in own:
+        return (target.where,)
+    number = own.index(target)
+    found = [target.where]
+    for key in group:
+        others = targets(graph, key)
+        found += [others[number].where] if number < len(others) else []
+    return tuple(dict.fromkeys(found))
+
+
 def offered(legal: Iterable[Any]) -> tuple[str, ...]:
     """Legal placements as texts; those that leave a reduction pending come last."""
     return tuple(sorted(map(placements_text, legal), key=lambda text: "P" in text))
