@@ -48,12 +48,19 @@ def draw(found: state.Session) -> None:
 
 
 def _ask(plan: Plan) -> str:
-    names = list(hardware_names())
-    now = plan.hardware_name.partition("+")[0]
+    """The choice is kept while other pages are looked at."""
+    machines, fabrics = list(hardware_names()), [USUAL, *fabric_names()]
+    now, _, network = plan.hardware_name.partition("+")
+    machine, fabric = st.session_state.get("what_if_kept", (now, network or USUAL))
     columns = st.columns(2)
-    machine = columns[0].selectbox("Hardware", names, index=names.index(now) if now in names else 0, key="what_if_machine")
-    fabric = columns[1].selectbox("Network between nodes", (USUAL, *fabric_names()), key="what_if_fabric")
+    machine = columns[0].selectbox("Hardware", machines, index=_place(machines, machine), key="what_if_machine")
+    fabric = columns[1].selectbox("Network between nodes", fabrics, index=_place(fabrics, fabric), key="what_if_fabric")
+    st.session_state["what_if_kept"] = (machine, fabric)
     return hardware_change.fabric_choice(machine, "" if fabric == USUAL else fabric)
+
+
+def _place(options: list[str], wanted: str) -> int:
+    return options.index(wanted) if wanted in options else 0
 
 
 def _results(found: state.Session, same: str, best: str) -> None:
