@@ -59,9 +59,9 @@ def options(found: Session) -> dict[str, Option]:
     return listed
 
 
-def load(found: Session, label: str) -> Plan | PlannerError | None:
+def load(found: Session, option: Option) -> Plan | PlannerError | None:
     """None for a recipe that is not priced yet."""
-    option, document = options(found)[label], found.document
+    document = found.document
     assert document is not None
     if not option.stored:
         return option.plan

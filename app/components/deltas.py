@@ -18,17 +18,15 @@ _STYLE = """
 
 
 def deltas(quantities: tuple[Quantity, ...]) -> str:
-    """One box a number: `▼ -18.0 ms`, then what A and B have. Less is better in all of them, and the text says so."""
+    """One box a number: `▼ -18.0 ms`, then what A and B have. Less is better in all; colour only repeats the sign."""
     boxes = []
     for q in quantities:
         before = q.value - (q.delta or 0.0)
-        tone, word = "", ""
-        if q.delta_text:
-            tone, word = ("good", "less") if (q.delta or 0.0) < 0 else ("bad", "more")
+        tone = "" if not q.delta_text else "good" if (q.delta or 0.0) < 0 else "bad"
         change = f"{q.delta_text} {q.unit}" if q.delta_text else "no difference"
         boxes.append(
             f'<div title="{escape(q.source)}"><span class="soft">{escape(q.label)}</span>'
             f'<div class="change {tone}">{escape(change)}</div>'
-            f'<div class="from">A {before:,.{q.digits}f}, B {escape(q.text)}{f", {word}" if word else ""}</div></div>'
+            f'<div class="from">A {before:,.{q.digits}f} → B {escape(q.text)}</div></div>'
         )
     return f'{STYLE}{_STYLE}<div class="px deltas" role="group" aria-label="B minus A">{"".join(boxes)}</div>'

@@ -108,10 +108,21 @@ def cautions(a: Plan, b: Plan) -> tuple[str, ...]:
     return tuple(found)
 
 
-def sizes_text(plan: Plan) -> str:
+def sizes(plan: Plan) -> tuple[tuple[str, str], ...]:
     request = plan.request
     parts = (("batch", request.batch), ("sequence", request.seq), ("layers", request.layers))
-    return ", ".join(f"{name} {'default' if value is None else value}" for name, value in parts) + f", {request.precision}"
+    return (*((name, "default" if value is None else str(value)) for name, value in parts), ("precision", request.precision))
+
+
+def sizes_text(plan: Plan) -> str:
+    return ", ".join(f"{name} {value}" for name, value in sizes(plan))
+
+
+def layers_text(layers: tuple[str, ...]) -> str:
+    """`12: layers.0 … layers.11`"""
+    if not layers:
+        return "none"
+    return f"{len(layers)}: {layers[0]}" + (f" … {layers[-1]}" if len(layers) > 1 else "")
 
 
 # ---- numbers ------------------------------------------------------------------------------------------------------------
@@ -258,14 +269,16 @@ def inputs(plan: Plan) -> Iterable[tuple[str, str]]:
     """What a plan was asked for and how the answer was found."""
     return (
         ("model", plan.request.model),
-        ("sizes", sizes_text(plan)),
+        *((name, value) for name, value in sizes(plan)),
         ("mesh", str(plan.mesh)),
-        ("hardware", f"{plan.hardware_name}, {plan.gpus_per_node} devices per node"),
+        ("hardware", plan.hardware_name),
+        ("devices per node", str(plan.gpus_per_node)),
         ("hardware profile", plan.hardware_hash[:12]),
         ("optimizer", plan.memory_policy.optimizer),
         ("memory limit", budget_text(plan)),
         ("memory verdict", verdict(plan)[0]),
-        ("checkpointing", f"{plan.checkpoint}; {plan.checkpointed_text or 'no layer runs again'}"),
+        ("checkpointing", plan.checkpoint),
+        ("checkpointed layers", layers_text(plan.checkpointed)),
         ("proof", "optimal" if plan.report.status == "optimal" else f"within {100 * plan.report.gap:.2g} %"),
         ("solver", plan.report.method),
     )

@@ -10,6 +10,7 @@ from planner import Plan
 from planner.hardware import Constant, HardwareProfile
 
 TABLE = "table"
+DECIMALS = ("step ms", "compute ms", "comm ms", "peak GiB")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,9 @@ def changed_constants(before: HardwareProfile, after: HardwareProfile) -> tuple[
             known = two or one
             assert known is not None
             source = f"{known.kind}: {known.source} ({known.date})" if two is not None else "not in this profile"
-            found.append(ConstantChange(name=name, before=_text(one), after=_text(two), unit=known.unit, source=source))
+            found.append(
+                ConstantChange(name=name, before=_text(one), after=_changed_text(one, two), unit=known.unit, source=source)
+            )
     return tuple(sorted(found, key=lambda change: TABLE in change.after + change.before))
 
 
@@ -52,6 +55,12 @@ def _text(constant: Constant | None) -> str:
     if isinstance(value, (int, float)):
         return f"{value:,}" if isinstance(value, int) and abs(value) < 10**7 else f"{value:.4g}"
     return f"{TABLE} of {len(value)}" if isinstance(value, (list, tuple)) else str(value)
+
+
+def _changed_text(before: Constant | None, after: Constant | None) -> str:
+    """Tables of one size are not told apart by it."""
+    text = _text(after)
+    return f"{text}, other values" if text.startswith(TABLE) and text == _text(before) else text
 
 
 def result_columns(plans: dict[str, Plan]) -> dict[str, list[Any]]:

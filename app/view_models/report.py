@@ -33,7 +33,7 @@ th { text-align: left; font-weight: 600; } td, th { padding: 4px 12px 4px 0; ver
 tr + tr td { border-top: 1px solid color-mix(in srgb, currentColor 15%, transparent); }
 td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .strip { display: flex; flex-wrap: wrap; gap: 4px 24px; margin: 12px 0; } .soft { opacity: .72; }
-.bar { background: #6366f1; height: 9px; border-radius: 2px; min-width: 1px; }
+.bar { background: #6366f1; height: 9px; margin-top: 6px; border-radius: 2px; min-width: 1px; }
 .notice { border-left: 4px solid #d97706; padding: 4px 12px; } code { font-size: 12.5px; }
 """
 

@@ -10,6 +10,7 @@ from app.view_models.status import GB, GIB
 from planner import Plan
 from planner.sweep import Entry, SweepRequest, meshes, ordered, pareto
 
+DECIMALS = ("step ms", "compute ms", "comm ms", "peak GiB")
 STATES = {"infeasible": "does not fit", "indivisible": "does not divide", "time_limit": "no answer in time"}
 
 
@@ -46,10 +47,15 @@ def columns(entries: Sequence[Entry]) -> dict[str, list[Any]]:
         "comm ms": [_scaled(entry.comm_us, 1000) for entry in entries],
         "peak GiB": [_scaled(entry.peak_bytes, GIB) for entry in entries],
         "proof": [proof(entry) for entry in entries],
-        "volume GB": [", ".join(f"{axis} {size / GB:,.1f}" for axis, size in entry.comm_bytes.items()) for entry in entries],
-        "layers repeated": [entry.checkpointed if entry.solved else None for entry in entries],
+        "volume GB": [volumes(entry) for entry in entries],
+        "checkpointed layers": [entry.checkpointed if entry.solved else None for entry in entries],
         "reason": [entry.reason for entry in entries],
     }
+
+
+def volumes(entry: Entry) -> str:
+    """`dp 3.2, dp+tp 50.7`; what rounds to nothing is left out."""
+    return ", ".join(f"{axis} {size / GB:,.1f}" for axis, size in entry.comm_bytes.items() if size >= 0.05 * GB)
 
 
 def proof(entry: Entry) -> str:

@@ -11,7 +11,7 @@ from app.charts.waterfall import signed, waterfall
 from app.components.deltas import deltas
 from app.components.markup import plain
 from app.view_models import compare
-from app.view_models.other_plans import recipe_labels, usual_baseline
+from app.view_models.other_plans import usual_baseline
 from app.view_models.setup_form import describe
 from app.views import hardware_what_if, mesh_sweep
 from app.views.problems import no_plan
@@ -36,8 +36,9 @@ def page() -> None:
 
 
 def _plans(found: state.Session) -> None:
-    a_label, b_label = _choose(found)
-    a, b = _plan(found, a_label, "A"), _plan(found, b_label, "B")
+    options = plans.options(found)
+    a_label, b_label = _choose(found, options)
+    a, b = _plan(found, options[a_label], a_label, "A"), _plan(found, options[b_label], b_label, "B")
     if a is None or b is None:
         return
     refused = compare.refusal(a, b)
@@ -61,32 +62,26 @@ def _plans(found: state.Session) -> None:
 # ---- which plans --------------------------------------------------------------------------------------------------------
 
 
-def _choose(found: state.Session) -> tuple[str, str]:
+def _choose(found: state.Session, options: dict[str, plans.Option]) -> tuple[str, str]:
     """Labels of A and B; they are kept while other pages are looked at."""
-    options = plans.options(found)
-    labels, document = list(options), found.document
+    document = found.document
     assert document is not None
     kept = st.session_state.get("compared", ("", ""))
     first = plans.base_label(found) or usual_baseline(document.plan.mesh.num_axes)
     for key, before, usual in (("compare_a", kept[0], first), ("compare_b", kept[1], plans.open_label(found))):
         if st.session_state.get(key) not in options:
             st.session_state[key] = before if before in options else usual
+
+    def text(label: str) -> str:
+        written = options[label].written if label in options else None
+        return label if written is None else f"{label}, {datetime.fromtimestamp(written):%Y-%m-%d %H:%M}"
+
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
-        a = st.selectbox("A", labels, key="compare_a", format_func=lambda label: _option_text(found, label), width="stretch")
-        b = st.selectbox("B", labels, key="compare_b", format_func=lambda label: _option_text(found, label), width="stretch")
+        a = st.selectbox("A", list(options), key="compare_a", format_func=text, width="stretch")
+        b = st.selectbox("B", list(options), key="compare_b", format_func=text, width="stretch")
         st.button("Swap", key="swap", on_click=_swap)
     st.session_state["compared"] = (a, b)
     return a, b
-
-
-def _option_text(found: state.Session, label: str) -> str:
-    """With the date of a stored plan, or that a recipe waits to be priced."""
-    option = plans.options(found).get(label)
-    if option is None:
-        return label
-    if option.recipe and label not in found.others:
-        return f"{label} (not priced yet)"
-    return label if option.written is None else f"{label}, {datetime.fromtimestamp(option.written):%Y-%m-%d %H:%M}"
 
 
 def _swap() -> None:
@@ -94,9 +89,9 @@ def _swap() -> None:
     held["compare_a"], held["compare_b"] = held["compare_b"], held["compare_a"]
 
 
-def _plan(found: state.Session, label: str, side: str) -> Plan | None:
+def _plan(found: state.Session, option: plans.Option, label: str, side: str) -> Plan | None:
     """The plan, or what stands in its place: an error, or a button that prices a recipe."""
-    plan = plans.load(found, label)
+    plan = plans.load(found, option)
     if isinstance(plan, Plan):
         return plan
     if isinstance(plan, PlannerError):
@@ -107,7 +102,7 @@ def _plan(found: state.Session, label: str, side: str) -> Plan | None:
             "memory limit. Your pins are not part of it."
         )
         if st.button(f"Price {label.partition(':')[0]}", key=f"price_{side}", type="primary", disabled=found.running is not None):
-            work.price_recipe(found, recipe_labels()[label])
+            work.price_recipe(found, option.recipe)
             st.rerun()
     return None
 

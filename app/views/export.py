@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 
 import streamlit as st
@@ -61,7 +62,17 @@ def _formats(found: state.Session) -> None:
         st.warning(plain(describe(error)))
         return
     _download(name, mime, lambda: text)
-    _preview(text, language)
+    if chosen == REPORT:
+        _report_preview(text)
+    else:
+        _preview(text, language)
+
+
+def _report_preview(text: str) -> None:
+    """As a reader sees it. A data address has no origin: nothing in it can reach the app, and the file forbids scripts itself."""
+    st.caption(f"{len(text.encode()) / 1000:,.0f} kB. As it will look:")
+    address = f"data:text/html;charset=utf-8;base64,{base64.b64encode(text.encode()).decode()}"
+    st.iframe(address, height=560, alt="Preview of the report")
 
 
 def _notices(document: state.Document) -> None:
@@ -105,8 +116,10 @@ def _script(found: state.Session) -> None:
         st.caption("Writes the file, runs it on simulated ranks at full size and compares a small run with your module.")
         return
     result = found.exported[1]
-    _download(SCRIPT_NAME, "text/x-python", lambda: result.script, key="download_script")
-    st.caption(f"Put {files.file_stem(document.plan)}.plan.json (Plan JSON) beside it if you want the decisions at hand.")
+    with st.container(horizontal=True):
+        _download(SCRIPT_NAME, "text/x-python", lambda: result.script, key="download_script")
+        name = SCRIPT_NAME.replace(".py", ".plan.json")
+        st.download_button(f"Download {name}", lambda: result.plan_json, name, "application/json", on_click="ignore")
     st.markdown("**Checks**")
     st.html(markup.lines(report_lines(result.report)))
     _preview(result.script, "python")

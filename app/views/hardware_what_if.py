@@ -37,7 +37,7 @@ def draw(found: state.Session) -> None:
     if not changes:
         return
     st.subheader("What changes")
-    st.caption(plain(f"{len(changes)} constants differ: {before.title} becomes {after.title}."))
+    st.caption(plain(f"{len(changes)} constants differ: {before.name} becomes {after.name}."))
     st.dataframe(
         {
             "constant": [c.name for c in changes], before.name: [c.before for c in changes],
@@ -74,7 +74,8 @@ def _results(found: state.Session, same: str, best: str) -> None:
     table = {"as it is now": document.plan, "same decisions there": kept, "solved anew there": solved}
     columns = hardware_change.result_columns(table)
     columns["memory"] = [verdict(plan)[0] for plan in table.values()]
-    st.dataframe(columns, hide_index=True, width="stretch", key="what_if_results")
+    decimals = {name: st.column_config.NumberColumn(format="%.1f") for name in hardware_change.DECIMALS}
+    st.dataframe(columns, hide_index=True, width="stretch", key="what_if_results", column_config=decimals)
     gain = kept.objective_us - solved.objective_us
     st.caption(
         f"Solving anew saves {gain / 1000:,.2f} ms of the step there. Both can be chosen as A or B under Plans."

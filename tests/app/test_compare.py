@@ -159,7 +159,17 @@ def test_the_sweep_table_is_sorted_and_says_why_there_is_no_plan() -> None:
 def test_changed_constants_are_those_that_differ() -> None:
     h100, fast = hardware_profile("h100_sxm"), hardware_profile("h100_sxm+roce_8x400g")
     changes = hardware_change.changed_constants(h100, fast)
-    assert changes and all(change.name.startswith("fabric.") and change.source for change in changes)
+    assert any(change.after.endswith("other values") for change in changes)
+    assert all(change.name.startswith("fabric.") and change.source for change in changes)
     assert hardware_change.changed_constants(h100, h100) == ()
     names = {change.name for change in hardware_change.changed_constants(h100, hardware_profile("h200"))}
     assert "memory.hbm_bytes" in names and "peak.bfloat16" not in names
+
+
+@pytest.mark.parametrize("limit, lines", [(2 * 10**10, 1), (80 * 2**30, 0), (None, 0)])
+def test_a_far_memory_limit_is_told_in_text(limit: int | None, lines: int) -> None:
+    figure = pareto_chart([entry("dp=4,tp=2", 5e5, 16 * 2**30), entry("dp=8", 6e5, 15 * 2**30)], limit).to_dict()
+    texts = [note["text"] for note in figure["layout"].get("annotations", ())]
+    assert len(figure["layout"].get("shapes", ())) == lines and len(texts) == (limit is not None)
+    low, high = figure["layout"]["yaxis"]["range"]
+    assert low < 15 and high > 16 and (not lines or high > 2e10 / 2**30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 
 import pytest
@@ -174,7 +175,7 @@ def test_other_hardware_is_priced_and_solved_without_touching_the_plan(open_app)
 
 @pytest.mark.parametrize(
     "format, name, words",
-    [("Plan JSON", ".plan.json", '"schema"'), ("HTML report", ".html", "<!doctype html>"), ("Slurm file", ".sbatch", "#SBATCH"),
+    [("Plan JSON", ".plan.json", '"schema"'),  ("Slurm file", ".sbatch", "#SBATCH"),
      ("Op table CSV", ".csv", "key,placement")],
 )  # fmt: skip
 def test_every_format_has_a_preview_and_a_download(open_app, format, name, words):
@@ -186,12 +187,24 @@ def test_every_format_has_a_preview_and_a_download(open_app, format, name, words
     assert button.label.endswith(name) and "llama3-tiny" in button.label
 
 
+def test_the_report_is_shown_as_it_looks(open_app):
+    at = on(open_app(), "export")
+    at.button_group(key="export_format").set_value("HTML report")
+    run(at)
+    (shown,) = at.get("iframe")
+    assert shown.proto.src.startswith("data:text/html")
+    packed = shown.proto.src.partition("base64,")[2]
+    assert "fits, 72.0 GiB free" in base64.b64decode(packed).decode()
+    (button,) = at.get("download_button")
+    assert button.label.endswith(".html")
+
+
 def test_the_script_is_checked_before_it_is_handed_out(open_app):
     at = on(open_app(), "export")
     assert not at.get("download_button")
     press(at, "export_start")
     finish(at)
-    assert [button.label for button in at.get("download_button")] == ["Download train.py"]
+    assert [button.label for button in at.get("download_button")] == ["Download train.py", "Download train.plan.json"]
     assert "PASS" in html(at) and "print('train')" in at.code[0].value
 
 
