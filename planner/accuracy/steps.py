@@ -226,8 +226,9 @@ def step_us(parts: Parts, run: Run, profile: HardwareProfile) -> float:
     """
     compute = parts.forward + parts.backward
     once = _size(run, "fsdp") == 1
-    every = compute + parts.exchanged + _beside(parts.gathered + (0.0 if once else parts.reduced), compute)
-    last = compute + parts.exchanged + _beside(parts.gathered + parts.reduced, compute)
+    beside, between = (parts.exchanged, 0.0) if run.hides_exchanges else (0.0, parts.exchanged)
+    every = compute + between + _beside(beside + parts.gathered + (0.0 if once else parts.reduced), compute)
+    last = compute + between + _beside(beside + parts.gathered + parts.reduced, compute)
     launch = profile.launch
     host = parts.launches * launch.compiled_us if run.compiled else parts.operators * launch.eager_us
     host += parts.calls * launch.collective_us
