@@ -56,6 +56,16 @@ def set_plan(found: Session, plan: Plan, base: Plan | None) -> None:
         _log(found, pins_model.plan_event(plan, base, document.graph, document.memory_bytes))
 
 
+def set_base(found: Session, base: Plan) -> None:
+    """Another plan to compare the open one with: strip and graph say what differs from it."""
+    document = found.document
+    assert document is not None
+    store(found)
+    if found.stored:
+        _writing(found, lambda: workspace().save_plan(document.project, base))
+    set_plan(found, document.plan, base)
+
+
 def store(found: Session) -> None:
     """Puts the project, graph, plans and draft into the workspace if they are not there yet."""
     document = found.document

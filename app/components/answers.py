@@ -14,15 +14,25 @@ _ANSWER_STYLE = """
 .px th.num { text-align: right; }
 .px tr.now td { background: color-mix(in srgb, currentColor 8%, transparent); }
 .px td:first-child { padding-left: 4px; }
-.px p { margin: 0 0 4px; }
+.px p { margin: 0 0 4px; font-size: inherit; }
+.px summary { cursor: pointer; padding: 4px; }
+.px details td.num, .px details td:first-child { width: 28%; }
+.px td.key { overflow-wrap: anywhere; }
 </style>
 """
 
 
-def price_table(rows: tuple[PriceRow, ...]) -> str:
+def price_table(rows: tuple[PriceRow, ...], folded: tuple[PriceRow, ...] = ()) -> str:
+    """`folded` ones are a click away."""
     body = "".join(map(_price_row, rows))
     head = '<tr><th>placement</th><th class="num">step</th><th class="num">memory</th><th></th></tr>'
-    return f'{STYLE}{_ANSWER_STYLE}<div class="px"><table>{head}{body}</table></div>'
+    return f'{STYLE}{_ANSWER_STYLE}<div class="px"><table>{head}{body}</table>{_fold(folded)}</div>'
+
+
+def _fold(rows: tuple[PriceRow, ...]) -> str:
+    if not rows:
+        return ""
+    return f"<details><summary>{len(rows)} more</summary><table>{''.join(map(_price_row, rows))}</table></details>"
 
 
 def _price_row(row: PriceRow) -> str:
@@ -49,7 +59,7 @@ def _term(row: TermRow) -> str:
     here = " · here" if row.here else ""
     return (
         f'<tr><td class="num">{escape(row.us)}</td><td><code>{escape(row.key)}</code>{times}<br>'
-        f'<span class="soft">{escape(row.what)}{here}: {escape(row.before)} becomes {escape(row.after)}</span></td></tr>'
+        f'<span class="soft">{escape(row.what)}{here}<br>was {escape(row.before)}<br>becomes {escape(row.after)}</span></td></tr>'
     )
 
 

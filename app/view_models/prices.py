@@ -10,8 +10,10 @@ from planner import Explanation, Override, Plan, Relaxation
 from planner.reasons import LocalPrice, Term
 
 GIB, MIB = 2**30, 2**20
-MOST_TERMS, MOST_LOCAL = 8, 6
+MOST_PRICES, MOST_TERMS, MOST_LOCAL = 8, 8, 6
 NOTHING_US = 0.05
+WORTH_A_ROW = 0.005
+"""Share of the largest part of a difference from which on a part has a row of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +27,14 @@ class PriceRow:
     now: bool = False
 
 
-def time_text(us: float) -> str:
-    """`+1.10 ms`, `-35 µs`, `±0`"""
+def time_text(us: float, largest: float | None = None) -> str:
+    """`+1.10 ms`, `-35 µs`, `±0`. In a column the `largest` one gives the unit of all."""
     if abs(us) < NOTHING_US:
         return "±0"
     sign = "+" if us > 0 else "-"
-    return f"{sign}{abs(us) / 1000:,.2f} ms" if abs(us) >= 1000 else f"{sign}{abs(us):,.{0 if abs(us) >= 10 else 1}f} µs"
+    if max(abs(us), largest or 0.0) >= 1000:
+        return f"{sign}{abs(us) / 1000:,.2f} ms"
+    return f"{sign}{abs(us):,.{0 if abs(us) >= 10 else 1}f} µs"
 
 
 def memory_text(num_bytes: int) -> str:
@@ -48,20 +52,28 @@ def price_rows(overrides: Iterable[Override], options: Iterable[str]) -> tuple[P
     """
     known = {placements_text(override.placements): override for override in overrides}
     priced = sorted((o for o in known.values() if o.delta_us is not None), key=lambda o: (o.delta_us or 0.0, not o.chosen))
-    rows = [_row(override) for override in priced]
+    largest = max((abs(override.delta_us or 0.0) for override in priced), default=0.0)
+    rows = [_row(override, largest) for override in priced]
     rows += [PriceRow(placement=option) for option in options if option not in known]
-    rows += [_row(override) for override in known.values() if override.delta_us is None]
+    rows += [_row(override, largest) for override in known.values() if override.delta_us is None]
     return tuple(rows)
 
 
-def _row(override: Override) -> PriceRow:
+def _row(override: Override, largest: float) -> PriceRow:
     placement = placements_text(override.placements)
     if override.delta_us is None:
         return PriceRow(placement=placement, note=_reason(override), now=override.chosen)
     return PriceRow(
-        placement=placement, step=_step(override), memory=memory_text(override.delta_bytes or 0),
+        placement=placement, step=_step(override, largest), memory=memory_text(override.delta_bytes or 0),
         note="now" if override.chosen else "", now=override.chosen,
     )  # fmt: skip
+
+
+def first_rows(rows: tuple[PriceRow, ...], picked: str) -> tuple[tuple[PriceRow, ...], tuple[PriceRow, ...]]:
+    """(shown at once, behind a fold): the cheapest ones, the one now and the picked one stay in sight."""
+    shown = [row for number, row in enumerate(rows) if number < MOST_PRICES or row.now or row.placement == picked]
+    folded = tuple(row for row in rows if row not in shown)
+    return (tuple(shown), folded) if len(folded) > 1 else (rows, ())
 
 
 def _reason(override: Override) -> str:
@@ -72,13 +84,13 @@ def _reason(override: Override) -> str:
     return "impossible: no plan has it"
 
 
-def _step(override: Override) -> str:
+def _step(override: Override, largest: float) -> str:
     """One figure if it is proved, the range in which it lies otherwise."""
     delta = override.delta_us or 0.0
-    best = time_text(delta)
+    best = time_text(delta, largest)
     if override.certified or override.bound_us is None or override.objective_us is None:
         return best
-    least = time_text(delta - (override.objective_us - override.bound_us))
+    least = time_text(delta - (override.objective_us - override.bound_us), largest)
     return best if least == best else f"{least} to {best}"
 
 
@@ -118,9 +130,15 @@ def why(found: Explanation) -> Why:
             f"Memory is short there: one GiB more would save about {time_text(found.us_per_byte * GIB).lstrip('+')}."
         )
     sentences += [f"Giving up {relaxation_text(relaxation)}." for relaxation in found.relaxations]
-    shown, left = found.terms[:MOST_TERMS], found.terms[MOST_TERMS:]
-    rest = f"{len(left)} smaller parts: {time_text(sum(term.us for term in left))} together" if left else ""
-    return Why(sentences=tuple(sentences), terms=tuple(map(_term, shown)), rest=rest)
+    largest = max((abs(term.us) for term in found.terms), default=0.0)
+    shown = [term for term in found.terms[:MOST_TERMS] if abs(term.us) >= WORTH_A_ROW * largest]
+    left = found.terms[len(shown) :]
+    rest = (
+        f"{len(left)} smaller part{'s' if len(left) > 1 else ''}: {time_text(sum(term.us for term in left))} together"
+        if left
+        else ""
+    )
+    return Why(sentences=tuple(sentences), terms=tuple(_term(term, largest) for term in shown), rest=rest)
 
 
 def _verdict(found: Explanation) -> str:
@@ -138,11 +156,11 @@ def _verdict(found: Explanation) -> str:
     return f"The best plan with {asked}{several} takes {delta}: {split}."
 
 
-def _term(term: Term) -> TermRow:
+def _term(term: Term, largest: float) -> TermRow:
     what = term.what if term.what == "compute" else "moving"
     return TermRow(
-        us=time_text(term.us), what=f"{what}, {term.phase}", key=term.key, count=term.count, before=term.before, after=term.after,
-        here=term.here,
+        us=time_text(term.us, largest), what=f"{what}, {term.phase}", key=term.key, count=term.count, before=term.before,
+        after=term.after, here=term.here,
     )  # fmt: skip
 
 
@@ -188,7 +206,7 @@ def gain_text(found: Relaxation, plan: Plan | None = None) -> str:
         if found.status == "time_limit":
             return "not settled in time"
         still = "; ".join(found.conflicts)
-        return "not enough by itself" + (f": still in the way: {still}" if still else "")
+        return "not enough by itself" + (f", still in the way: {still}" if still else "")
     against = f" ({time_text(found.objective_us - plan.objective_us)} against the plan shown)" if plan is not None else ""
     peak = f", {found.peak_bytes / GIB:,.1f} GiB" if found.peak_bytes is not None else ""
     return f"a step of {found.objective_us / 1000:,.2f} ms{against}{peak}"

@@ -34,7 +34,7 @@ def draw(key: str, where: str, options: tuple[str, ...], now: str, placement: st
     if job.error is not None:
         st.caption(plain(describe(job.error)))
     else:
-        st.html(html.price_table(prices.price_rows(known, options)))
+        st.html(html.price_table(*prices.first_rows(prices.price_rows(known, options), placement)))
         st.caption(
             f"Step and memory per device against plan {document.plan.plan_id[:7]}, re-solved: everything else may move."
             + (f" {len({o.placements for o in known})} of {len(options)} so far." if job.active else "")

@@ -13,6 +13,7 @@ from app.view_models.setup_form import describe
 from app.view_models.status import GIB, budget_bytes
 from planner import InfeasibleError, Relaxation
 from planner.constraint import Constraint
+from planner.pipeline import hardware_profile
 
 BUDGET = "memory budget"
 OF_THE_MODEL = "what the data loader delivers or the loss needs; a pin at the same place replaces it"
@@ -66,7 +67,10 @@ def _raise_budget(found: state.Session, document: state.Document, shortfall: int
     limit = document.memory_bytes if document.memory_bytes is not None else budget_bytes(document.plan)
     if limit is None:
         return
-    if st.button(f"Raise to {(limit + shortfall) / GIB:.1f} GiB and retry", key="raise_budget"):
+    room = hardware_profile(document.plan.hardware_name).default_budget_bytes
+    if limit + shortfall > room:
+        st.caption(f"A device leaves {room / GIB:.1f} GiB to a plan.", width="content")
+    elif st.button(f"Raise to {(limit + shortfall) / GIB:.1f} GiB and retry", key="raise_budget"):
         drafts.set_budget(found, limit + shortfall)
         _retry(found)
 

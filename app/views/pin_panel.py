@@ -33,7 +33,7 @@ def pin_form(found: state.Session) -> None:
     if not targets:
         return
     labels = [target.label for target in targets]
-    label = st.segmented_control("Pin", labels, default=labels[0], required=True, key=f"target {found.selected}")
+    label = st.segmented_control("Tensor", labels, default=labels[0], required=True, key=f"target {found.selected}")
     chosen: PinTarget = targets[labels.index(label)] if label in labels else targets[0]
     work.legal(found, chosen.key).wait(0.15)  # a warm worker answers sooner
     with st.container(key="placements"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from app.components import answers as html
@@ -11,7 +13,7 @@ from planner.placement import parse
 from planner.reasons import Reason, Term
 from tests.app.conftest import run
 from tests.app.synthetic import MESH, WQ, make_plan, small_graph
-from tests.app.test_pages import click, document, pin_everywhere, placements, press, scope, session, solve, until
+from tests.app.test_pages import address, click, document, pin_everywhere, placements, press, scope, session, solve, until
 
 GRAPH = small_graph()
 WO = "layers.0.attention.wo/linear/fwd#0"
@@ -37,9 +39,17 @@ def test_known_prices_come_first_then_those_that_are_awaited_then_the_impossible
     assert rows[2].step == "" and "cannot be together with pin x = RR" in rows[3].note
 
 
+def test_the_cheapest_the_one_now_and_the_picked_one_stay_in_sight():
+    rows = tuple(prices.PriceRow(placement=f"p{n}", now=n == 11) for n in range(20))
+    shown, folded = prices.first_rows(rows, "p15")
+    assert [row.placement for row in shown] == [*(f"p{n}" for n in range(8)), "p11", "p15"]
+    assert len(shown) + len(folded) == 20
+    assert prices.first_rows(rows[:9], "p0") == (rows[:9], ())
+
+
 def test_a_price_that_is_not_proved_is_a_range_and_a_better_answer_replaces_it():
     open_price = override("RR", 1300.0, status="feasible", bound_us=1e6 + 900.0)
-    assert prices.price_rows((open_price,), ())[0].step == "+900 µs to +1.30 ms"
+    assert prices.price_rows((open_price,), ())[0].step == "+0.90 ms to +1.30 ms"
     assert [row.step for row in prices.price_rows((open_price, override("RR", 1200.0)), ())] == ["+1.20 ms"]
 
 
@@ -73,6 +83,13 @@ def test_the_parts_of_a_difference_are_listed_and_what_is_left_out_is_summed():
     assert found.sentences[0] == "The best plan with S(0)R (32 tensors) takes +1.50 ms: +100 µs here, +900 µs elsewhere."
     assert found.sentences[1] == "Memory per device: activation +1.00 GiB."
     assert len(found.terms) == prices.MOST_TERMS and found.rest == "2 smaller parts: +200 µs together"
+
+
+def test_parts_too_small_to_matter_have_no_row():
+    part = {"what": "compute", "phase": "forward", "count": 1, "before": "RR", "after": "RR", "here": False}
+    terms = (Term(key="a", us=30_000.0, **part), Term(key="b", us=3.0, **part))
+    found = prices.why(explanation("dearer elsewhere", terms=terms))
+    assert [row.us for row in found.terms] == ["+30.00 ms"] and found.rest == "1 smaller part: +3.0 µs together"
 
 
 def test_every_verdict_is_a_sentence():
@@ -192,7 +209,7 @@ def priced(at):
 def test_the_price_of_every_override_is_listed(open_app):
     at = priced(click(open_app(), WQ))
     text = page_html(at)
-    assert "<b>now</b>" in text and "+700 µs" in text and "+1.00 GiB" in text and "pin other = RR" in text
+    assert "<b>now</b>" in text and "+0.70 ms" in text and "+1.00 GiB" in text and "pin other = RR" in text
 
 
 def test_prices_are_asked_once_and_again_for_all_layers(open_app):
@@ -250,7 +267,15 @@ def test_a_conflict_names_its_members_what_each_would_bring_and_removes_one(open
 
 def test_a_budget_in_a_conflict_is_raised_and_the_draft_remembers(open_app):
     at = pin_everywhere(open_app(), reason="over budget")
+    session(at).document = replace(document(at), memory_bytes=40 * 2**30)
     solve(at)
     press(at, "raise_budget")
     until(at, lambda: session(at).running is None)
-    assert document(at).memory_bytes == 80 * 2**30 + 2**30 and session(at).error is None
+    assert document(at).memory_bytes == 41 * 2**30 and session(at).error is None
+    assert document(open_app(**address(at))).memory_bytes == 41 * 2**30
+
+
+def test_a_budget_is_not_raised_above_what_a_device_has(open_app):
+    at = solve(pin_everywhere(open_app(), reason="over budget"))
+    assert any("A device leaves 77.0 GiB" in caption.value for caption in at.caption)
+    assert not [button for button in at.button if button.key == "raise_budget"]
