@@ -50,6 +50,7 @@ def _plans(found: state.Session) -> None:
     st.caption("Differences are B - A, predicted by the cost model; ▲ is more, ▼ less. Point at a box for its source.")
     for caution in compare.cautions(a, b):
         st.caption(plain(caution))
+    _mark(found, a, b)
     left, right = st.columns([1.1, 1], gap="large")
     with left:
         _waterfall(a, b)
@@ -108,6 +109,25 @@ def _plan(found: state.Session, option: plans.Option, label: str, side: str) -> 
 
 
 # ---- what differs -------------------------------------------------------------------------------------------------------
+
+
+def _mark(found: state.Session, a: Plan, b: Plan) -> None:
+    """The graph shows the open plan against its base: A can become that base."""
+    document = found.document
+    assert document is not None
+    is_open = b.plan_id == document.plan.plan_id != a.plan_id and b.hardware_name == document.plan.hardware_name
+    if (
+        is_open
+        and a.mesh == b.mesh
+        and st.button(
+            "Mark the differences in the graph",
+            key="mark",
+            help="A becomes the base plan of the open one, and the Explorer opens.",
+        )
+    ):
+        drafts.set_base(found, a)
+        found.arrived = True
+        st.rerun()
 
 
 def _waterfall(a: Plan, b: Plan) -> None:
@@ -191,11 +211,15 @@ def _parameters(a: Plan, b: Plan) -> None:
     st.subheader("Stored parameters")
     columns = compare.parameters(a, b)
     differing = sum(text != "" for text in columns[""])
-    st.caption(f"{differing} of {len(columns['A'])} groups of equal layers lie otherwise in B. Axes: {plain(str(b.mesh))}.")
+    st.caption(f"{differing} of {len(columns['A'])} groups of equal layers lie otherwise in B. Axes: {plain(_axes(a, b))}.")
     st.dataframe(
         columns, hide_index=True, width="stretch", height=36 + 35 * min(len(columns["A"]), 12), key="parameters",
         column_config={"×": st.column_config.TextColumn(width=60), "parameter": st.column_config.TextColumn(width=420)},
     )  # fmt: skip
+
+
+def _axes(a: Plan, b: Plan) -> str:
+    return str(b.mesh) if a.mesh == b.mesh else f"A {a.mesh}, B {b.mesh}"
 
 
 if __name__ == "__main__":  # Streamlit runs the file of a page

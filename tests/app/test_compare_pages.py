@@ -9,6 +9,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app import opening, plans, state
+from app.views import explorer
 from planner import Pin
 from tests.app.conftest import run
 from tests.app.synthetic import MESH, make_plan, small_graph
@@ -119,6 +120,24 @@ def test_a_change_is_shown_in_the_explorer(open_app):
     select_row(at, f"changes {found.base.plan_id} {found.plan.plan_id}", 0)
     press(at, "show_change")
     assert at.code[0].value == session(at).selected and session(at).selected.startswith("layers.0.attention.wq/")
+
+
+def test_a_recipe_becomes_the_base_whose_differences_the_graph_marks(open_app):
+    at = on(open_app(), "compare")
+    plan = document(at).plan
+    press(at, "price_A")
+    finish(at)
+    press(at, "mark")
+    found = document(at)
+    assert (
+        found.plan is plan and found.base is not None and any(c.describe().startswith("recipe") for c in found.base.constraints)
+    )
+    assert explorer.overlay(session(at))["base"], "the graph marks what differs"
+    assert f"base plan {found.base.plan_id[:7]}" in strip_text(at)
+    again = open_app(**{name: str(value) for name, value in at.query_params.items()})
+    assert document(again).base.plan_id == found.base.plan_id
+    at = on(at, "compare")
+    assert at.selectbox(key="compare_a").value.startswith("recipe"), "what was chosen stays"
 
 
 def test_older_plans_of_the_project_are_offered(open_app):
