@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from app.charts import palette
-from app.view_models.timeline import COMPUTE, Span
+from app.view_models.communication import short
+from app.view_models.timeline import COMPUTE, PHASES, Span
 
 UNIT_TITLES = {"GB": "GB (10⁹ bytes), full buffers of one rank", "ms": "ms, predicted", "count": "calls"}
 
 
 def number(value: float, unit: str) -> str:
-    if unit == "count":
-        return f"{value:,.0f}"
-    return f"{value:,.2f}" if value >= 0.1 else f"{value:,.2g}"
+    return f"{value:,.0f}" if unit == "count" else short(value)
 
 
 def bars(rows: Mapping[str, Mapping[str, float]], unit: str) -> go.Figure:
@@ -73,11 +72,12 @@ def heat_strip(rows: Mapping[str, Mapping[str, float]], unit: str) -> go.Figure:
             x=[layer.removeprefix("layer ") for layer in layers], y=list(rows), z=values, colorscale=palette.HEAT, xgap=2, ygap=2,
             customdata=[[f"{layer}: {number(value, unit)}" for layer, value in row.items()] for row in rows.values()],
             hovertemplate=f"%{{y}}, %{{customdata}} {unit}<extra></extra>", zmin=0,
+            zmax=max((value for row in values for value in row), default=0.0) or 1.0,
             showscale=False,
         )
     )  # fmt: skip
     figure.update_xaxes(type="category", showgrid=False)
-    figure.update_yaxes(type="category", showgrid=False)
+    figure.update_yaxes(type="category", showgrid=False, autorange="reversed")
     return palette.finish(figure, height=90 + 44 * len(rows), x_title="layer", legend=False)
 
 
@@ -85,21 +85,28 @@ def timeline(spans: Sequence[Span], lanes: Sequence[str], axis_names: tuple[str,
     """One lane of compute, one per group of mesh axes. Communication is hatched: nothing runs beside it."""
     figure = go.Figure()
     for lane in lanes:
-        for phase in ("forward", "backward"):
+        for phase in PHASES:
             chosen = [span for span in spans if span.lane == lane and span.phase == phase]
             if not chosen:
                 continue
             colour = palette.COMPUTE[phase] if lane == COMPUTE else palette.axis_colour(lane, axis_names)
             figure.add_bar(
-                y=[lane] * len(chosen), orientation="h",
+                y=[lane] * len(chosen), orientation="h", width=0.7, name=f"{lane}, {phase}",
                 x=[s.us / 1000 for s in chosen], base=[s.begin_us / 1000 for s in chosen],
-                name=f"{lane}, {phase}", marker={**palette.marker(colour, "" if lane == COMPUTE else "/"), "line": {"width": 0}},
-                customdata=[[s.text, f"{s.us / 1000:,.3f}", s.key] for s in chosen], opacity=1.0 if phase == "forward" else 0.75,
-                hovertemplate="%{customdata[0]}<br>%{customdata[1]} ms from %{base:,.2f} ms<extra></extra>", width=0.7,
+                marker={**palette.marker(colour, "" if lane == COMPUTE else "/"), "line": {"width": 0}},
+                customdata=[[s.text, f"{s.us / 1000:,.3f}", s.key] for s in chosen],
+                hovertemplate="%{customdata[0]}<br>%{customdata[1]} ms from %{base:,.2f} ms<extra></extra>",
+            )  # fmt: skip
+    for phase in PHASES:
+        begin = min((span.begin_us for span in spans if span.phase == phase), default=None)
+        if begin is not None:
+            figure.add_vline(
+                x=begin / 1000, line={"width": 1, "dash": "dot", "color": "#888888"}, annotation={"text": phase},
+                annotation_position="top left" if phase == PHASES[-1] else "top right",
             )  # fmt: skip
     figure.update_layout(barmode="overlay")
     figure.update_yaxes(autorange="reversed", type="category")
-    palette.finish(figure, height=150 + 46 * len(lanes))
+    palette.finish(figure, height=160 + 46 * len(lanes), legend=False)
     figure.update_xaxes(rangeslider={"visible": True, "thickness": 0.12}, ticksuffix=" ms")
-    figure.update_layout(dragmode="zoom")
+    figure.update_layout(dragmode="zoom", margin={"t": 30})
     return figure

@@ -10,6 +10,8 @@ from app.charts import palette
 from app.view_models.memory import Curve
 
 GIB = 2**30
+FAR = 3.0
+"""A budget of more than so many times the peak is told, not drawn: what is held would be a flat line."""
 
 
 def size_text(num_bytes: int) -> str:
@@ -21,8 +23,9 @@ def categories(parts: Sequence[tuple[str, int]], limits: Mapping[str, int]) -> g
     figure = go.Figure()
     for name, num_bytes in parts:
         figure.add_bar(
-            y=["device"], x=[num_bytes / GIB], name=name, orientation="h", text=[f"{num_bytes / GIB:,.2f}"], textangle=0,
-            insidetextanchor="middle", textposition="inside", constraintext="inside", textfont={"color": "#ffffff", "size": 13},
+            y=["device"], x=[num_bytes / GIB], name=f"{name} {size_text(num_bytes)}", orientation="h", textangle=0,
+            text=[f"{num_bytes / GIB:,.2f}"],
+            insidetextanchor="middle", textposition="inside", textfont={"color": "#ffffff", "size": 13},
             marker={"color": palette.CATEGORIES[name]}, hovertemplate=f"{name}: %{{x:,.2f}} GiB<extra></extra>",
         )  # fmt: skip
     for number, (name, num_bytes) in enumerate(limits.items()):
@@ -32,7 +35,7 @@ def categories(parts: Sequence[tuple[str, int]], limits: Mapping[str, int]) -> g
             annotation_position="top left", annotation_yshift=18 * (number + 1), annotation_xshift=6,
         )  # fmt: skip
     widest = max([sum(size for _, size in parts), *limits.values()])
-    figure.update_layout(barmode="stack")
+    figure.update_layout(barmode="stack", uniformtext={"minsize": 11, "mode": "hide"})
     figure.update_xaxes(range=[0, 1.12 * widest / GIB])
     figure.update_yaxes(visible=False)
     figure = palette.finish(figure, height=215, x_title="GiB (2³⁰ bytes) per device")
@@ -86,10 +89,14 @@ def live(curve: Curve, limit_bytes: int | None) -> go.Figure:
     )
     peak = curve.peak_bytes / GIB
     figure.add_annotation(x=curve.peak_node, y=peak, text=f"peak {peak:,.2f} GiB", showarrow=True, arrowhead=2, ax=60, ay=-22)
-    if limit_bytes is not None:
+    limit = limit_bytes / GIB if limit_bytes is not None else 0.0
+    if 0 < limit <= FAR * peak:
         figure.add_hline(
-            y=limit_bytes / GIB, line={"color": palette.LIMIT, "width": 2},
-            annotation={"text": f"budget {limit_bytes / GIB:,.1f} GiB"}, annotation_position="top left",
+            y=limit, line={"color": palette.LIMIT, "width": 2}, annotation={"text": f"budget {limit:,.1f} GiB"},
+            annotation_position="top left",
         )  # fmt: skip
-    figure.update_yaxes(title="GiB per device", range=[0, 1.15 * max(peak, (limit_bytes or 0) / GIB)])
+    elif limit:
+        note = f"budget {limit:,.1f} GiB, far above ↑"
+        figure.add_annotation(x=0, xref="paper", y=1, yref="paper", text=note, showarrow=False, xanchor="left", yanchor="top")
+    figure.update_yaxes(title="GiB per device", range=[0, 1.15 * max(peak, limit if limit <= FAR * peak else 0.0) or 1.0])
     return palette.finish(figure, height=340, x_title="ops in the order of the step")

@@ -16,7 +16,7 @@ CATEGORIES = {
 }  # fmt: skip
 CATEGORY_PATTERNS = {"parameters": "", "gradients": ".", "optimizer state": "x", "saved activations": "/"}
 LIMIT = "#dc4c4c"
-COMPUTE = {"forward": "#7c8db5", "backward": "#a9b4cf"}
+COMPUTE = {"forward": "#7c8db5", "backward": "#98a2b8", "optimizer": "#8b6fd1"}
 HEAT = [[0.0, "rgba(99,102,241,0.06)"], [1.0, "rgba(99,102,241,1)"]]
 
 

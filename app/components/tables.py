@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 
 from app.components.markup import STYLE, chips
-from app.view_models.communication import Hotspot
+from app.view_models.communication import Hotspot, short
 from app.view_models.device_grid import Grid
 from app.view_models.status import Quantity
 
@@ -26,8 +26,8 @@ def flow_table(flows: Iterable[Hotspot]) -> str:
     """Per mesh axis: from which placement to which, by what, how often and how much."""
     rows = [
         f"<tr><td><b>{escape(flow.axis)}</b></td><td>{chips(flow.source)}</td><td>{chips(flow.target)}</td>"
-        f'<td>{escape(flow.kind)}</td><td class="num">{flow.count:,}</td><td class="num">{flow.num_bytes / 1e9:,.2f}</td>'
-        f'<td class="num">{flow.us / 1000:,.2f}</td><td class="num">{flow.bus_bytes_per_s / 1e9:,.0f}</td></tr>'
+        f'<td>{escape(flow.kind)}</td><td class="num">{flow.count:,}</td><td class="num">{short(flow.num_bytes / 1e9)}</td>'
+        f'<td class="num">{short(flow.us / 1000)}</td><td class="num">{flow.bus_bytes_per_s / 1e9:,.0f}</td></tr>'
         for flow in flows
     ]
     names = ("axis", "from", "to", "collective"), ("calls", "GB", "ms", "bus GB/s")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from app.view_models.placements import placements_text
 from app.view_models.status import GB, Quantity
-from planner import JointGraph, Plan, layer_of, without_layer
+from planner import JointGraph, Plan, hardware_names, hardware_profile, layer_of, without_layer
+from planner.provenance import Price, prices
 
 UNITS = ("GB", "ms", "count")
 PHASES = ("all", "forward", "backward")
@@ -206,13 +207,24 @@ def only_layers(strip: dict[str, dict[str, float]]) -> dict[str, dict[str, float
 
 
 def heat_text(strip: dict[str, dict[str, float]], unit: str) -> str:
-    """What the darkest cell is worth, and how much is outside layers."""
+    """What the darkest cell is worth, the first of equal ones, and how much is outside layers."""
     name = "calls" if unit == "count" else unit
     cells = [(value, layer, axis) for axis, row in only_layers(strip).items() for layer, value in row.items()]
-    most = max(cells, default=None)
-    darkest = [f"Per layer and mesh axis; darkest: {most[0]:,.4g} {name}, {most[1]} over {most[2]}"] if most else []
-    outside = [f"outside layers, over {axis}: {row[OUTSIDE]:,.4g} {name}" for axis, row in strip.items() if row.get(OUTSIDE)]
-    return ". ".join([*darkest, *outside]) + "."
+    sentences = []
+    if cells:
+        value, layer, axis = max(cells, key=lambda cell: float(f"{cell[0]:.9g}"))
+        sentences.append(f"Per layer and mesh axis; darkest: {short(value)} {name}, {layer} over {axis}.")
+    outside = [f"{axis} {short(row[OUTSIDE])}" for axis, row in strip.items() if row.get(OUTSIDE)]
+    if outside:
+        sentences.append(f"Outside layers, {name}: {', '.join(outside)}.")
+    return " ".join(sentences)
+
+
+def short(value: float) -> str:
+    """Two decimals, more for small numbers."""
+    if value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:,.2f}" if value >= 0.1 else f"{value:.3f}" if value >= 0.001 else "<0.001"
 
 
 def hotspots(calls: Iterable[Call]) -> tuple[Hotspot, ...]:
@@ -260,9 +272,33 @@ def quantities(plan: Plan, calls: Iterable[Call]) -> tuple[Quantity, ...]:
 
 
 def _volume(axis: str, calls: list[Call]) -> Quantity:
+    size = total(calls, "GB")
+    value, unit = (size, "GB") if size >= 0.1 else (size * 1000, "MB")
     return Quantity(
-        label=f"{axis}, {len(calls):,} {'call' if len(calls) == 1 else 'calls'}", value=total(calls, "GB"), unit="GB", digits=2,
+        label=f"{axis}, {len(calls):,} {'call' if len(calls) == 1 else 'calls'}", value=value, unit=unit, digits=2,
         source=f"counted from the plan: full buffers of one rank in one step; {calls[0].ranks} ranks in a group",
+    )  # fmt: skip
+
+
+def price_sources(plan: Plan) -> tuple[Quantity, ...]:
+    """Time of each kind of collective in the whole step: by which rule, how far off it may be, and where its constants are from.
+
+    Empty if this installation has not the hardware profile of the plan.
+    """
+    if plan.hardware_name.partition("+")[0] not in hardware_names():
+        return ()
+    found = prices(plan, hardware_profile(plan.hardware_name))
+    return tuple(_price(price, plan) for price in found if price.kind.partition(" ")[0] in TRAFFIC_FACTOR)
+
+
+def _price(price: Price, plan: Plan) -> Quantity:
+    own = [constant for name, constant in price.constants.items() if name.startswith(("fabric.efficiency", "node.collective"))]
+    kinds = ", ".join(sorted({constant.kind for constant in price.constants.values()}))
+    sources = "; ".join(dict.fromkeys(constant.source for constant in own))
+    return Quantity(
+        label=price.kind, value=price.us / 1000, unit="ms", digits=2,
+        source=f"predicted, may be off by {price.error_pct:.0f} %: {price.rule}; "
+        f"constants of {plan.hardware_name} ({kinds}): {sources}",
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from app.view_models.placements import placements_text
 from planner import JointGraph, Plan, layer_of
 
 COMPUTE, LOCAL = "compute", "slice (local)"
+PHASES = ("forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,7 @@ class Event:
     Attributes:
         lane: `compute`, or the mesh axes of a collective.
         name: op or collective; `key` the op, or the first reader of a redistributed tensor.
+        phase: one of PHASES.
         begin_us, us: when it begins and how long it takes.
         detail: bytes, placements and what else the reader of a trace wants to know.
     """
@@ -35,9 +37,11 @@ class Event:
 
 def serial(graph: JointGraph, plan: Plan) -> tuple[Event, ...]:
     """All ops and redistributions, each when it is needed: a redistribution before its first reader, a stored gradient after its
-    producer. The last event ends at the sum of all times. `graph` is that of the plan."""
+    producer, and the optimizer's work on each parameter at the end. The last event ends at the sum of all times. `graph` is
+    that of the plan."""
     before, after = _moves(graph, plan)
     found: list[Event] = []
+    last: list[Event] = []
     clock = 0.0
 
     def add(events: list[Event]) -> None:
@@ -52,8 +56,12 @@ def serial(graph: JointGraph, plan: Plan) -> tuple[Event, ...]:
         if choice is not None and choice.compute_us > 0:
             outputs = [placements_text(p) for p in choice.outputs if p is not None]
             detail = {"placements": outputs, "operands": [placements_text(p) for p in choice.operands if p is not None]}
-            add([_event(COMPUTE, node.name, node.key, node.phase, node.module, choice.compute_us, detail)])
+            if node.kind == "param":
+                last.append(_event(COMPUTE, "optimizer step", node.key, "optimizer", node.module, choice.compute_us, detail))
+            else:
+                add([_event(COMPUTE, node.name, node.key, node.phase, node.module, choice.compute_us, detail)])
         add(after.get(index, []))
+    add(last)
     return tuple(found)
 
 

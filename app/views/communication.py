@@ -113,6 +113,8 @@ def _sums(document: state.Document, shown: tuple[Call, ...], chosen: Filter) -> 
         st.html(tables.number_line(quantities), width="stretch")
         with st.popover("About these numbers"):
             st.html(markup.number_table(quantities), width=620)
+            st.markdown("**Whole step, by collective**")
+            st.html(markup.number_table(communication.price_sources(document.plan)), width=620)
             st.caption(plain(communication.BUS_SOURCE + "; the time includes copies around the call."))
             st.caption("GB = 10⁹ bytes. Not modelled: overlap of computation and communication, congestion of the network.")
         active = any((chosen.axis, chosen.kind, chosen.layer, chosen.module))

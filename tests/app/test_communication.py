@@ -74,7 +74,7 @@ def test_layers_come_in_order(calls):
     assert names == (OUTSIDE, "layer 2", "layer 10")
     strip = communication.heat([replace(calls[0], axis="dp", layer=n) for n in (10, None, None)], "count")
     assert communication.only_layers(strip) == {"dp": {"layer 10": 1.0}}
-    assert communication.heat_text(strip, "count").endswith("1 calls, layer 10 over dp. outside layers, over dp: 2 calls.")
+    assert communication.heat_text(strip, "count").endswith("1 calls, layer 10 over dp. Outside layers, calls: dp 2.")
     rows = communication.bars([replace(calls[0], axis="dp", layer=n) for n in (10, None, 2)], "layer", "count")
     assert list(rows) == [f"dp: {OUTSIDE}", "dp: layer 2", "dp: layer 10"]
 
@@ -109,6 +109,19 @@ def test_every_number_says_its_unit_and_source(case, calls):
     assert any(case[1].hardware_name in q.source for q in communication.quantities(case[1], calls))
 
 
+def test_prices_of_collectives_say_rule_error_and_source(case):
+    plan = case[1]
+    found = communication.price_sources(plan)
+    spent = sum(step.us for r in plan.redistributions for step in r.steps if step.collective is not None)
+    assert sum(quantity.value for quantity in found) * 1000 == pytest.approx(spent)
+    assert all("%" in quantity.source and plan.hardware_name in quantity.source for quantity in found)
+    assert communication.price_sources(replace(plan, hardware_name="abacus")) == ()
+
+
+def test_small_numbers_stay_visible():
+    assert [communication.short(v) for v in (0.0, 3.0, 1234.567, 0.0123, 1e-5)] == ["0", "3", "1,234.57", "0.012", "<0.001"]
+
+
 # ---- timeline -----------------------------------------------------------------------------------------------------------
 
 
@@ -122,6 +135,8 @@ def test_the_timeline_is_serial_and_complete(case):
         clock += event.us
     assert sum(span.us for span in timeline.spans(events)) == pytest.approx(clock)
     assert len(timeline.lanes(events)) == 1 + len(plan.comm_bytes)
+    phases = [timeline.PHASES.index(event.phase) for event in events]
+    assert phases == sorted(phases), "forward, backward, optimizer"
 
 
 def test_nothing_is_redistributed_before_it_is_made_or_after_it_is_read(case):

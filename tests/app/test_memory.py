@@ -95,6 +95,8 @@ def test_the_figures_mark_limit_and_peak(rows, shown, plan):
     figure = charts.live(memory.live(shown, rows), 77 * 2**30)
     words = " ".join(str(note.text) for note in figure.layout.annotations)
     assert "budget 77.0 GiB" in words and f"peak {plan.memory.peak_bytes / 2**30:,.2f} GiB" in words
+    far = charts.live(memory.live(shown, rows), 770 * 2**30)
+    assert "far above" in " ".join(str(note.text) for note in far.layout.annotations) and far.layout.yaxis.range[1] < 100
     bars = charts.categories(memory.categories(plan), {"budget": 77 * 2**30})
     assert sum(sum(bar.x) for bar in bars.data) == pytest.approx(plan.memory.peak_bytes / 2**30)
 
