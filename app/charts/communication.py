@@ -102,7 +102,7 @@ def timeline(spans: Sequence[Span], lanes: Sequence[str], axis_names: tuple[str,
         if begin is not None:
             figure.add_vline(
                 x=begin / 1000, line={"width": 1, "dash": "dot", "color": "#888888"}, annotation={"text": phase},
-                annotation_position="top left" if phase == PHASES[-1] else "top right",
+                annotation_position="top left" if phase == PHASES[-1] else "top right", annotation_yshift=20,
             )  # fmt: skip
     figure.update_layout(barmode="overlay")
     figure.update_yaxes(autorange="reversed", type="category")
