@@ -114,8 +114,10 @@ class PlannerEngine(Answering, Comparing):
         """Solve once without pins: every later solve starts from there."""
         self.solve(progress, (), memory_bytes, WARM_UP_S, False)
 
-    def start(self, progress: Progress, memory_bytes: int | None, time_limit_s: float) -> tuple[JointGraph, Plan]:
-        return self.bench.graph, self.solve(progress, (), memory_bytes, time_limit_s, False)
+    def start(
+        self, progress: Progress, memory_bytes: int | None, time_limit_s: float, demands: tuple[Constraint, ...] = ()
+    ) -> tuple[JointGraph, Plan]:
+        return self.bench.graph, self.solve(progress, demands, memory_bytes, time_limit_s, False)
 
     def legal(self, progress: Progress, key: str, output: int = 0) -> tuple[Any, ...]:
         return self.bench.legal(key, output)

@@ -16,6 +16,7 @@ from app.jobs import Job, Running, Worker
 from app.state import Document, Session, pool, select, show, workspace
 from app.view_models import demands
 from app.view_models.other_plans import recipe_label, what_if_labels
+from app.view_models.pins import PinHistory
 from app.view_models.proofs import settle
 from app.view_models.setup_form import describe
 from app.workspace import new_id, project_id
@@ -89,7 +90,8 @@ def forget_failed(found: Session, key: str) -> None:
 
 
 def start(found: Session, request: PlanRequest) -> None:
-    """Trace (unless that model is open), price and solve as a new draft. What is open stays until the new plan is there."""
+    """Trace (unless that model is open), price and solve as a new draft, under the constraints and pins of the request. What is
+    open stays until the new plan is there."""
     cancel(found)
     document, draft = found.document, new_id()
     keep = document is not None and document.plan.request == request.sized_model
@@ -99,7 +101,7 @@ def start(found: Session, request: PlanRequest) -> None:
         graph_path=document.graph_path if keep and document is not None else None,
     )  # fmt: skip
     worker = pool().worker(draft, spec)
-    job = worker.submit("start", request.memory_bytes, request.time_limit_s)
+    job = worker.submit("start", request.memory_bytes, request.time_limit_s, (*request.constraints, *request.pins))
     _run(found, Running(kind="start", job=job, worker=worker, draft=draft, request=request))
 
 
@@ -259,7 +261,7 @@ def _started(found: Session, running: Running) -> None:
     document = Document(
         project=project_id(plan.request.model, plan.mesh, graph.fingerprint),
         draft=running.draft, graph=graph, graph_path=running.worker.spec.graph_path, plan=plan,
-        memory_bytes=running.request.memory_bytes,
+        memory_bytes=running.request.memory_bytes, history=PinHistory(pins=demands.of_plan(plan)),
     )  # fmt: skip
     show(found, document)
     drafts.store(found)

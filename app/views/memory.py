@@ -88,7 +88,7 @@ def _advice(found: state.Session) -> None:
         return
     st.caption(
         "Activation checkpointing with every tensor as it lies now. Time: local kernels that run again, predicted; their "
-        "communication comes on top. Planning again chooses placements anew, without the pins of this plan."
+        "communication comes on top. Planning again chooses placements anew, under the pins and other demands as they are now."
     )
     for option in options:
         with st.container(horizontal=True, vertical_alignment="center"):
@@ -111,6 +111,7 @@ def _request(document: state.Document, checkpoint: str) -> PlanRequest:
     return PlanRequest(
         model=plan.request, mesh=plan.mesh, hardware=plan.hardware_name, memory_bytes=document.memory_bytes,
         optimizer=plan.memory_policy.optimizer, gpus_per_node=plan.gpus_per_node, checkpoint=checkpoint,
+        constraints=document.history.pins,
     )  # fmt: skip
 
 

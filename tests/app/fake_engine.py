@@ -29,9 +29,11 @@ class FakeEngine(FakeAnswers):
     def ready(self, progress: Progress, memory_bytes: int | None) -> None:
         pass
 
-    def start(self, progress: Progress, memory_bytes: int | None, time_limit_s: float) -> tuple[JointGraph, Plan]:
+    def start(
+        self, progress: Progress, memory_bytes: int | None, time_limit_s: float, demands: tuple[Any, ...] = ()
+    ) -> tuple[JointGraph, Plan]:
         progress("solve")
-        return self.graph, make_plan(self.graph, self.mesh, memory_bytes=memory_bytes)
+        return self.graph, make_plan(self.graph, self.mesh, demands, memory_bytes=memory_bytes)
 
     def legal(self, progress: Progress, key: str, output: int = 0) -> tuple[Any, ...]:
         return legal(self.graph, key, self.mesh)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,8 @@ from app import opening
 from app.charts import memory as charts
 from app.view_models import memory
 from app.view_models.device_grid import MOST_SHOWN, grid
-from planner import JointGraph, MemoryBudget, Mesh, Plan, planned_graph
+from app.view_models.pins import PinHistory
+from planner import JointGraph, MemoryBudget, Mesh, Pin, Plan, planned_graph
 from planner.placement import local_shape, parse
 from tests.app.conftest import run
 
@@ -184,13 +186,19 @@ def test_alike_layers_can_be_listed_one_by_one(page):
 def test_a_plan_that_does_not_fit_comes_with_advice(page):
     found = page.session_state["session"]
     plan = found.document.plan
+    pin = Pin.parse("layers.*.attention.wq=S(0)R # kernel", plan.mesh)
     tight = tuple(c for c in plan.constraints if not isinstance(c, MemoryBudget)) + (MemoryBudget(num_bytes=2**30),)
-    found.document = replace(found.document, plan=replace(plan, constraints=tight), memory_bytes=2**30)
+    over = replace(plan, constraints=tight)
+    found.document = replace(found.document, plan=over, memory_bytes=2**30, history=PinHistory(pins=(pin,)))
     run(page)
     assert "7.0 GiB over" in texts(page) and any("layers**" in text.value for text in page.markdown)
     page.button(key="mem_plan_4").click()
     run(page)
     running = page.session_state["session"].running
     assert running is not None and running.request.checkpoint == "full:4" and running.request.memory_bytes == 2**30
-    page.button(key="cancel").click()
-    run(page)
+    deadline = time.monotonic() + 30
+    while page.session_state["session"].running is not None and time.monotonic() < deadline:
+        time.sleep(0.05)
+        run(page)
+    document = page.session_state["session"].document
+    assert document.history.pins == (pin,) and document.plan.pins == (pin,) and document.memory_bytes == 2**30
