@@ -159,7 +159,9 @@ def model_folders() -> Folders:
 
 def show(found: Session, document: Document, *, stored: bool = False) -> None:
     """Makes `document` what the session has open."""
-    if found.document is None or found.document.plan.request != document.plan.request:
+    if found.sweep is not None and (found.document is None or _swept(found.document.plan) != _swept(document.plan)):
+        found.sweep.job.end("cancelled")
+        pool().forget(found.sweep.draft)
         found.sweep = None
     found.others = {}
     found.document, found.stored = document, stored
@@ -169,6 +171,11 @@ def show(found: Session, document: Document, *, stored: bool = False) -> None:
     found.form = form_of(document.plan, document.memory_bytes, samples)
     if found.selected and found.selected not in drawn(document.shown).keys:
         found.selected = None
+
+
+def _swept(plan: Plan) -> tuple[object, ...]:
+    """What the rows of a sweep depend on, whatever the mesh."""
+    return (plan.request, plan.mesh.num_devices, plan.hardware_hash, plan.gpus_per_node, plan.memory_policy, plan.checkpoint)
 
 
 def select(found: Session, key: str | None) -> None:

@@ -205,6 +205,8 @@ def _actions(found: state.Session, group: compare.ChangeGroup, a: Plan, b: Plan)
                 drafts.set_pins(found, compare.pins_for(group, side, graph, plan, document.history.pins))
                 st.toast("Pinned. Re-solve to see what it costs.")
                 st.rerun()
+    if "P" in group.before + group.after:
+        st.caption("A placement with a pending sum (P) is pinned in the Explorer, which knows where it is legal.")
 
 
 def _parameters(a: Plan, b: Plan) -> None:

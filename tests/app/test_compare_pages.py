@@ -170,6 +170,16 @@ def test_a_sweep_fills_its_table_and_opens_a_plan(open_app):
     assert f"mesh {mesh} (sweep)" in at.selectbox(key="compare_a").options
 
 
+def test_a_sweep_ends_with_its_model(open_app):
+    at = view(on(open_app(), "compare"), "Mesh sweep")
+    press(at, "sweep")
+    found = session(at)
+    job, graph = found.sweep.job, small_graph(2)
+    plans.open_plan(found, make_plan(graph), graph, None)
+    assert found.sweep is None and not job.active and found.others == {}
+    assert "solves every mesh shape" in texts(run(at))
+
+
 def test_other_hardware_is_priced_and_solved_without_touching_the_plan(open_app):
     at = view(on(open_app(), "compare"), "Hardware what-if")
     assert at.button(key="what_if").disabled, "it is the hardware of the plan"
