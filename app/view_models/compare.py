@@ -82,9 +82,12 @@ def refusal(a: Plan, b: Plan) -> str:
     """Why the plans cannot be compared, "" if they can: only plans of the same model at the same sizes say something together."""
     if a.request.model != b.request.model:
         return f"A is a plan of {a.request.model}, B one of {b.request.model}. Compare plans of one model."
-    if a.request != b.request or (a.checkpointed == b.checkpointed and a.fingerprint != b.fingerprint):
+    if a.request != b.request:
+        return f"The plans are of {a.request.model} at different sizes: {sizes_text(a)}; {sizes_text(b)}. Plan one of them anew."
+    if a.checkpointed == b.checkpointed and a.fingerprint != b.fingerprint:
         return (
-            f"The plans are of {a.request.model} at different sizes: {sizes_text(a)} and {sizes_text(b)}. Plan one of them anew."
+            f"{a.request.model} has changed between the plans: fingerprint {a.fingerprint[:12]} and {b.fingerprint[:12]}. "
+            "Plan the older one anew."
         )
     return ""
 

@@ -117,6 +117,9 @@ def test_plans_of_other_models_or_sizes_are_refused() -> None:
     other_size = make_plan(small_graph(2))
     assert "mlp" in compare.refusal(BASE, other_model)
     assert "layers 4" in compare.refusal(BASE, other_size) and "layers 2" in compare.refusal(BASE, other_size)
+    other_code = replace(BASE, fingerprint="f" * 16)
+    assert "has changed between the plans" in compare.refusal(BASE, other_code)
+    assert compare.refusal(BASE, replace(other_code, checkpointed=("layers.0",))) == "", "repeated layers are no other model"
     assert compare.refusal(BASE, PLANS["pinned"]) == ""
 
 
