@@ -76,7 +76,9 @@ def live(curve: Curve, limit_bytes: int | None) -> go.Figure:
         line={"color": palette.CATEGORIES["parameters"], "width": 1}, hovertemplate="%{y:,.2f} GiB all step<extra></extra>",
     )  # fmt: skip
     figure.add_scatter(
-        x=nodes, y=[constant + size / GIB for size in held], fill="tonexty", mode="lines", name="saved activations on top",
+        x=nodes, y=[constant + size / GIB for size in held], fill="tonexty", name="saved activations on top",
+        mode="lines+markers",  # a line without points cannot be clicked
+        marker={"opacity": 0}, selected={"marker": {"opacity": 1, "size": 8}}, unselected={"marker": {"opacity": 0}},
         line={"color": palette.CATEGORIES["saved activations"], "shape": "hv", "width": 1.5}, customdata=keys,
         hovertemplate="%{y:,.2f} GiB from<br>%{customdata}<extra></extra>",
     )  # fmt: skip
@@ -99,4 +101,6 @@ def live(curve: Curve, limit_bytes: int | None) -> go.Figure:
         note = f"budget {limit:,.1f} GiB, far above ↑"
         figure.add_annotation(x=0, xref="paper", y=1, yref="paper", text=note, showarrow=False, xanchor="left", yanchor="top")
     figure.update_yaxes(title="GiB per device", range=[0, 1.15 * max(peak, limit if limit <= FAR * peak else 0.0) or 1.0])
-    return palette.finish(figure, height=340, x_title="ops in the order of the step")
+    figure = palette.finish(figure, height=340, x_title="ops in the order of the step")
+    figure.update_layout(hovermode="x", clickmode="event+select")
+    return figure

@@ -204,16 +204,16 @@ def _hotspots(found: state.Session, shown: tuple[Call, ...]) -> None:
         if rows:
             found.selected = spots[rows[0]].box
     with slot:
-        show_selected(found, "comm_show", "Select a row to see its op in the Explorer.")
+        _selected(found)
 
 
-def show_selected(found: state.Session, key: str, otherwise: str) -> None:
+def _selected(found: state.Session) -> None:
     """The op that is selected, and the way to it."""
     if found.selected is None:
-        st.caption(otherwise)
+        st.caption("Select a row to see its op in the Explorer.")
         return
     st.caption(f"Selected: {plain(found.selected)}", width="stretch")
-    if st.button("Show in Explorer", key=key):
+    if st.button("Show in Explorer", key="comm_show"):
         found.arrived = True
         st.rerun()
 

@@ -12,11 +12,11 @@ from app.components import markup, tables
 from app.components.markup import plain
 from app.view_models import memory, status
 from app.view_models.device_grid import grid
-from app.view_models.memory import Held
+from app.view_models.memory import CheckpointOption, Held
 from app.view_models.placements import placement_of, placements_text
-from app.views.communication import CHART, show_selected
+from app.views.communication import CHART
 from app.views.problems import no_plan
-from planner import PlanRequest
+from planner import JointGraph, Plan, PlanRequest
 
 MOST_ROWS = 400
 
@@ -33,14 +33,16 @@ def _memory() -> None:
     found = state.session()
     document = found.document
     assert document is not None
+    _take_curve_click(found)
     rows = memory.held(document.shown, document.plan)
     _verdict(document)
     _advice(found)
     left, right = st.columns([3, 2], gap="large")
     with left:
-        st.markdown("**Held over the step**, as the budget counts it")
+        st.markdown("**Held over the step**, as the budget counts it; click to select the op")
         curve = memory.live(document.shown, rows)
-        st.plotly_chart(charts.live(curve, status.budget_bytes(document.plan)), key="mem_live", config=CHART)
+        figure = charts.live(curve, status.budget_bytes(document.plan))
+        st.plotly_chart(figure, key="mem_live", on_select="rerun", selection_mode="points", config=CHART)
     with right:
         with st.container(horizontal=True, vertical_alignment="center"):
             st.markdown("**Saved activations**", width="stretch")
@@ -50,6 +52,15 @@ def _memory() -> None:
         by = str(by or "module")
         st.plotly_chart(charts.saved(memory.saved_by(rows, by), by), key=f"mem_saved_{by}", config=CHART)
     _tensors(found, rows)
+
+
+def _take_curve_click(found: state.Session) -> None:
+    """A point of the curve is the op at which what is held changes."""
+    points = st.session_state.get("mem_live", {}).get("selection", {}).get("points", [])
+    clicked = next((str(point["customdata"]) for point in points if point.get("customdata")), "")
+    if clicked and clicked != st.session_state.get("mem_live_seen", ""):
+        found.selected = clicked
+    st.session_state["mem_live_seen"] = clicked
 
 
 def _verdict(document: state.Document) -> None:
@@ -74,6 +85,12 @@ def _verdict(document: state.Document) -> None:
     st.plotly_chart(charts.categories(memory.categories(plan), limits), key="mem_parts", config=CHART)
 
 
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _options(plan_id: str, optimizer: str, _graph: JointGraph, _plan: Plan) -> tuple[CheckpointOption, ...]:
+    """Shared by all sessions: frozen values of what a plan decides."""
+    return memory.checkpoint_options(_graph, _plan)
+
+
 def _advice(found: state.Session) -> None:
     """What checkpointing would bring; opened by itself when the plan does not fit."""
     document = found.document
@@ -82,7 +99,8 @@ def _advice(found: state.Session) -> None:
     over = budget is not None and document.plan.memory.peak_bytes > budget
     if not st.toggle("What would lower the peak?", value=over, key=f"mem_advice_{over}"):
         return
-    options = memory.checkpoint_options(document.graph, document.plan)
+    plan = document.plan
+    options = _options(plan.plan_id, plan.memory_policy.optimizer, document.graph, plan)
     if len(options) < 2:
         st.info("This model has no repeated layers to checkpoint. A lower budget on the Setup page makes the solver shard more.")
         return
@@ -175,8 +193,9 @@ def _grid(found: state.Session, picked: Held | None, largest: Held | None) -> No
             f'<span class="soft">{markup.escape(str(tensor))}; {markup.escape(drawn.summary)}</span></div>',
             width="stretch",
         )
-        if found.selected is not None:
-            show_selected(found, "mem_show", "")
+        if found.selected is not None and st.button("Show in Explorer", key="mem_show"):
+            found.arrived = True
+            st.rerun()
     st.html(tables.device_grid(drawn))
 
 

@@ -17,6 +17,7 @@ from app.view_models.pins import PinHistory
 from planner import JointGraph, MemoryBudget, Mesh, Pin, Plan, planned_graph
 from planner.placement import local_shape, parse
 from tests.app.conftest import run
+from tests.app.synthetic import WQ
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +174,12 @@ def test_a_row_selects_its_tensor_and_leads_to_the_explorer(page):
     page.button(key="mem_show").click()
     run(page)
     assert page.session_state["page"] == "Explorer"
+
+
+def test_a_click_in_the_curve_selects_its_op_and_shows_who_holds_it(page):
+    page.session_state["mem_live"] = {"selection": {"points": [{"customdata": WQ}]}}
+    run(page)
+    assert page.session_state["session"].selected == WQ and f"<code>{WQ}</code>" in texts(page)
 
 
 def test_alike_layers_can_be_listed_one_by_one(page):

@@ -21,6 +21,17 @@ def test_a_click_in_the_icicle_filters_and_leads_on_to_the_explorer(tab: Tab, qu
     assert "op=output" in page.url
 
 
+def test_a_click_in_the_curve_of_memory_selects_its_op(tab: Tab, quick_server: str):
+    page = tab.page
+    page.goto(f"{quick_server}/memory")
+    area = page.locator(".st-key-mem_live .nsewdrag").first
+    area.wait_for(timeout=60_000)
+    tab.settled()
+    size = area.bounding_box()
+    area.click(position={"x": size["width"] / 4, "y": size["height"] * 0.6})
+    page.locator(".st-key-mem_show").wait_for()
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_both_pages_fit_the_narrowest_screen(new_tab, quick_server: str, dark: bool):
     tab = new_tab(dark=dark, width=1280)
