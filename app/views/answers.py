@@ -24,7 +24,7 @@ def draw(key: str, where: str, options: tuple[str, ...], now: str, placement: st
     document = found.document
     if document is None:
         return
-    st.markdown(f"**If pinned to** · {'this one' if where == key else plain(where)}")
+    st.markdown(f"**If pinned to** · {plain(key) if where == key else plain(where)}")
     if found.running is not None:
         st.caption("The prices follow when the running job has ended.")
         return
