@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from planner.exporting.blocks import wrapped
 from planner.exporting.lower import Block, Program, Value
-from planner.exporting.segments import BlockKey
 from planner.graph import BACKWARD, FORWARD, TensorRef, layer_of
+from planner.schedule import BlockKey
 
 INDENT = " " * 8
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from planner.errors import ExportError
-from planner.exporting.segments import BlockKey, assign_blocks, position
+from planner.exporting.segments import assign_blocks, position
 from planner.graph import BACKWARD, FORWARD, JointGraph, Node, TensorRef
 from planner.placement import Placements, text
 from planner.plan import Choice, Plan, Redistribution
+from planner.schedule import BlockKey
 
 GRADIENT_SLOT = -1
 """Operand slot under which a plan lists `stored as the gradient of this parameter` or `stored as the update of this buffer`."""

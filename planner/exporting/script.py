@@ -22,11 +22,11 @@ from planner.exporting.driver import Driver
 from planner.exporting.lower import Program, lower
 from planner.exporting.ops import dtype_text
 from planner.exporting.regions import import_lines, operator_lines, regions_of
-from planner.exporting.segments import BlockKey
 from planner.exporting.symbols import Sizes, axis_variables
 from planner.graph import BACKWARD, FORWARD, Buffer, JointGraph, Parameter, TensorRef, layer_of, without_layer
 from planner.placement import Placements, Shard, identifier
 from planner.plan import Plan
+from planner.schedule import BlockKey
 from planner.units import GIB, format_ms
 
 TORCH_VERSION = "2.13."

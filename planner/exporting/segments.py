@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from planner.graph import BACKWARD, FORWARD, JointGraph, TensorRef, layer_of
-
-
-class BlockKey(NamedTuple):
-    """Phase and number: -1 before the layers, 0.. the layers, `num_layers` after them."""
-
-    phase: str
-    number: int
+from planner.schedule import BlockKey
 
 
 def position(key: BlockKey) -> int:

@@ -4,9 +4,9 @@ import pytest
 
 from planner.errors import ExportError
 from planner.exporting.lower import Call, Move, Program, Value, lower
-from planner.exporting.segments import BlockKey
 from planner.graph import BACKWARD, FORWARD, TensorRef
 from planner.plan import Plan
+from planner.schedule import BlockKey
 from tests.planner.exporting.small_plan import P, R, small_graph, small_plan
 
 
