@@ -1,14 +1,10 @@
-"""A plan and its graph as the actions that one device issues in a step, in the order of the exported program.
+"""A plan and its graph as the actions that one device issues in a step, in the order of a schedule.
 
-`serial` is the program as it is written: each collective is awaited where it is issued. `overlapped` moves two things:
+The steps of a redistribution begin at its issue, up to its last collective; what is left is done when it is awaited. Copies
+around a collective are what its price has beyond the collective itself: before it, but after an all-gather.
 
-- What depends on parameters alone and gathers them is issued when the block before starts (in backward: the block that runs
-  before), and awaited where the block first reads it. Of several moves in a row those are issued ahead that need no copy between
-  them; the rest is done at the first read. The first block of each phase has nobody before it.
-- The last move of a gradient is issued where the gradient is made and awaited at the end of the step.
-
-All other collectives stay where the data puts them. Tensors inside a fused group of kernels are never written to memory and take
-none; whether one is inside is read off its price, which then is 0.
+Tensors inside a fused group of kernels are never written to memory and take none; whether one is inside is read off its price,
+which then is 0.
 """
 
 from __future__ import annotations
@@ -29,8 +25,8 @@ from planner.actions import (
     IN_NODE,
     MATH,
     MEMORY,
-    OVERLAPPED,
     SCHEDULES,
+    SERIAL,
     TEMPORARY,
     Action,
     Actions,
@@ -38,12 +34,14 @@ from planner.actions import (
 )
 from planner.costing.collective import MeshCollectives, mesh_collectives
 from planner.errors import InputError, PlanFormatError
-from planner.exporting.lower import GRADIENT_SLOT, Block, Call, Move, Program, Statement, Value, lower
-from planner.graph import BACKWARD, FORWARD, VIEW_OPS, JointGraph, TensorRef
+from planner.exporting.lower import Call, Move, Program, Value, lower
+from planner.graph import FORWARD, VIEW_OPS, JointGraph, TensorRef
 from planner.mesh import Mesh
+from planner.ordering import from_parameters, overlapped_order, serial_order
 from planner.placement import Placements, Shard, text
 from planner.plan import Plan, Step
-from planner.redistribution import CollectiveKind
+from planner.redistribution import Collective, CollectiveKind
+from planner.schedule import EventKind, Schedule, at_issue, at_wait
 
 if TYPE_CHECKING:
     from planner.hardware import HardwareProfile
@@ -69,8 +67,10 @@ def actions_of(plan: Plan, graph: JointGraph, hardware: HardwareProfile, schedul
             hint="Price it anew: plan --from plan.json -o plan.json.",
         )
     program = lower(plan, graph)
+    order = serial_order(program) if schedule == SERIAL else overlapped_order(program)
+    order.check(plan, graph)
     emission = _Emission(program, hardware, mesh_collectives(hardware, plan.mesh, plan.gpus_per_node), schedule)
-    emission.step()
+    emission.step(order)
     return emission.result()
 
 
@@ -85,12 +85,12 @@ def local_shape(shape: tuple[int, ...], placements: Placements, mesh: Mesh) -> t
 
 @dataclass
 class _Underway:
-    """A move of which only the first `done` steps are issued; the last of them, number `awaited`, is not awaited yet."""
+    """A redistribution between issue and wait: where its tensor lies, how many steps are begun, the collective to wait for."""
 
     move: Move
-    done: int
-    storage: int
-    awaited: int | None
+    storage: int | None
+    done: int = 0
+    awaited: int | None = None
 
 
 @dataclass
@@ -105,93 +105,49 @@ class _Emission:
     storages: list[Storage] = field(default_factory=list)
     storage_of: dict[Value, int | None] = field(default_factory=dict)
     """where a value lies; None: a leaf, or never written to memory"""
-    underway: dict[Value, _Underway] = field(default_factory=dict)
-    ahead: set[Statement] = field(default_factory=set)
-    """statements issued before their block"""
+    underway: dict[int, _Underway] = field(default_factory=dict)
     awaits: list[int] = field(default_factory=list)
     """collectives that the next compute, and everything before it, must not overtake"""
     block: str = ""
 
     def __post_init__(self) -> None:
         self.plan, self.graph = self.program.plan, self.program.graph
-        self.overlapped = self.schedule == OVERLAPPED
-        self.from_parameters = _from_parameters(self.graph)
+        self.from_parameters = from_parameters(self.graph)
         self.stored = dict(pair for block in self.program.blocks for pair in (*block.gradients, *block.updates))
         gradients = {p.node for p in self.graph.parameters}
         self.gradient_values = {value for leaf, value in self.stored.items() if leaf in gradients}
-        self.read_by_moves = {m.source for block in self.program.blocks for m in block.statements if isinstance(m, Move)}
         self.saved = {value.ref for block in self.program.blocks for value in block.saved}
+        statements = [statement for block in self.program.blocks for statement in block.statements]
+        self.calls = {s.node: s for s in statements if isinstance(s, Call)}
+        self.moves = {s.number: s for s in statements if isinstance(s, Move)}
+        self.read_by_moves = {move.source for move in self.moves.values()}
 
     # ---- the step -----------------------------------------------------------------------------------------------------
-    def step(self) -> None:
-        blocks = self.program.blocks
-        for number, block in enumerate(blocks):
-            self.block = _name(block)
-            if self.overlapped:
-                first = number == 0 or blocks[number - 1].key.phase != block.key.phase
-                if first:
-                    self._issue_ahead(block)
-                if number + 1 < len(blocks) and blocks[number + 1].key.phase == block.key.phase:
-                    self._issue_ahead(blocks[number + 1])
-            for statement in block.statements:
-                if statement not in self.ahead:
-                    self._statement(statement)
-        self.block = END
-        for value in list(self.underway):
-            self._finish(value)
-        self._optimizer()
-
-    def _statement(self, statement: Statement) -> None:
-        if isinstance(statement, Call):
-            self._call(statement)
-        else:
-            self._read(statement.source)
-            self._begin(statement)
-            if not (self.overlapped and self._is_late(statement)):
-                self._finish(statement.result)
-
-    def _is_late(self, move: Move) -> bool:
-        """The last move of a gradient on its way to be stored."""
-        r = self.plan.redistributions[move.number]
-        return r.phase == BACKWARD and bool(r.consumers) and all(slot == GRADIENT_SLOT for _, slot in r.consumers)
-
-    def _issue_ahead(self, block: Block) -> None:
-        """Gather what the block needs of the parameters; stops where something would have to wait."""
-        for statement in block.statements:
-            if not self._is_of_parameters(statement):
-                continue
-            operands = [statement.source] if isinstance(statement, Move) else [v for v in statement.operands if v is not None]
-            if any(value in self.underway or not self._is_there(value) for value in operands):
-                continue
-            self.ahead.add(statement)
-            if isinstance(statement, Move):
-                self._begin(statement)
+    def step(self, schedule: Schedule) -> None:
+        for event in schedule.events:
+            self.block = f"{event.block.phase} block {event.block.number}"
+            if event.kind is EventKind.COMPUTE:
+                self._call(self.calls[event.number])
+            elif event.kind is EventKind.ISSUE:
+                self._issue(self.moves[event.number])
             else:
-                self._call(statement)
-
-    def _is_of_parameters(self, statement: Statement) -> bool:
-        node = statement.source.ref.node if isinstance(statement, Move) else statement.node
-        return node in self.from_parameters
-
-    def _is_there(self, value: Value) -> bool:
-        return value in self.storage_of or (not self.graph.nodes[value.ref.node].is_op and value.moved is None)
+                self._wait(event.number)
+        self.block = END
+        self._optimizer()
 
     def _optimizer(self) -> None:
         nodes, choices = self.graph.nodes, self.plan.choices
-        us = sum(choices[nodes[p.node].key].compute_us for p in self.graph.parameters)
-        us += sum(choices[node.key].compute_us for node in nodes if node.kind not in ("param", "op"))
+        us = sum(choices[node.key].compute_us for node in nodes if not node.is_op)
         name, launches = (OPTIMIZER, 1) if us else (END, 0)
         self._add(Action(name=name, lane=COMPUTE, us=us, bound=MEMORY, launches=launches, block=self.block))
 
     # ---- calls --------------------------------------------------------------------------------------------------------
     def _call(self, call: Call) -> None:
         node, choice = self.graph.nodes[call.node], self.plan.choices[self.graph.nodes[call.node].key]
-        reads = [self._read(value) for value in call.operands if value is not None]
+        operands = [value for value in call.operands if value is not None]
         outputs = [Value(TensorRef(call.node, n)) for n, meta in enumerate(node.outputs) if meta is not None]
         if node.op in VIEW_OPS:
-            first = next((value for value in call.operands if value is not None), None)
-            for value in outputs:
-                self.storage_of[value] = None if first is None else self.storage_of.get(first)
+            self.storage_of.update((value, self.storage_of.get(operands[0])) for value in outputs)
             return
         writes = []
         for value in outputs:
@@ -207,75 +163,54 @@ class _Emission:
                 bound=MATH if node.flops > 0 else MEMORY,
                 launches=int(alone),
                 block=self.block,
-                reads=_some(reads),
+                reads=_some([self.storage_of.get(value) for value in operands]),
                 writes=_some(writes),
                 has_workspace=node.flops > 0,
             )
         )
 
-    def _read(self, value: Value) -> int | None:
-        """Where a value lies; what is underway is finished."""
-        if value in self.underway:
-            self._finish(value)
-        return self.storage_of.get(value)
-
-    # ---- moves --------------------------------------------------------------------------------------------------------
-    def _begin(self, move: Move) -> None:
-        """Issue the moves up to the first that would have to wait for a collective before it."""
-        state = _Underway(move, 0, -1, None)
-        self.underway[move.result] = state
-        steps = self.plan.redistributions[move.number].steps
-        while state.done < len(steps):
-            collective, copied = steps[state.done].collective, self._split(steps[state.done])[1]
-            gathers = collective is not None and collective.kind is CollectiveKind.ALL_GATHER
-            copies_first = collective is None or (copied > 0 and not gathers)
-            if state.awaited is not None and copies_first:
-                return
-            self._one_step(state)
-            if gathers and copied > 0:
-                return
-
-    def _finish(self, value: Value) -> None:
-        """Issue what is left of a move, and await it."""
-        state = self.underway.pop(value)
-        steps = self.plan.redistributions[state.move.number].steps
-        self._await(state)
-        while True:
-            self._layout(state)
-            if state.done == len(steps):
-                break
-            self._one_step(state)
+    # ---- redistributions ----------------------------------------------------------------------------------------------
+    def _issue(self, move: Move) -> None:
+        r = self.plan.redistributions[move.number]
+        state = _Underway(move, self.storage_of.get(move.source))
+        self.underway[move.number] = state
+        for _ in at_issue(r):
             self._await(state)
-        self.storage_of[value] = state.storage
+            self._one_step(state)
+
+    def _wait(self, number: int) -> None:
+        state = self.underway.pop(number)
+        self._await(state)
+        for _ in at_wait(self.plan.redistributions[number]):
+            self._one_step(state)
+        self.storage_of[state.move.result] = state.storage
 
     def _await(self, state: _Underway) -> None:
-        if state.awaited is not None:
-            self.awaits.append(state.awaited)
-            state.awaited = None
+        """Wait for the collective, if there is one, and lay out what an all-gather brought."""
+        if state.awaited is None:
+            return
+        self.awaits.append(state.awaited)
+        state.awaited = None
+        step = self.plan.redistributions[state.move.number].steps[state.done - 1]
+        _, copied = self._split(step)
+        if copied > 0 and step.collective is not None and step.collective.kind is CollectiveKind.ALL_GATHER:
+            state.storage = self._copy(state.move, "layout", copied, state.storage, step.target)
 
     def _one_step(self, state: _Underway) -> None:
         """The next step without waiting for it: a copy before, then the collective or the local move."""
         move, r = state.move, self.plan.redistributions[state.move.number]
         step = r.steps[state.done]
-        source = self.storage_of.get(move.source) if state.done == 0 else state.storage
         before = r.source if state.done == 0 else r.steps[state.done - 1].target
         sent, copied = self._split(step)
         if step.collective is None:
-            state.storage = self._copy(move, "local move", step.us, source, step.target)
+            state.storage = self._copy(move, "local move", step.us, state.storage, step.target)
         else:
+            source = state.storage
             if copied > 0 and step.collective.kind is not CollectiveKind.ALL_GATHER:
                 source = self._copy(move, "pieces", copied, source, before)
-            storage = self._store(move.result, self._kept_as(move.result), step.target)
-            state.awaited = self._send(move, step, sent, source, storage, state.awaited)
-            state.storage = storage
+            state.storage = self._store(move.result, self._kept_as(move.result), step.target)
+            state.awaited = self._send(move, step.collective, sent, source, state.storage)
         state.done += 1
-
-    def _layout(self, state: _Underway) -> None:
-        """The copy after an all-gather that was just awaited."""
-        step = self.plan.redistributions[state.move.number].steps[state.done - 1]
-        _, copied = self._split(step)
-        if step.collective is not None and step.collective.kind is CollectiveKind.ALL_GATHER and copied > 0:
-            state.storage = self._copy(state.move, "layout", copied, state.storage, step.target)
 
     def _split(self, step: Step) -> tuple[float, float]:
         """µs of a step: the collective, and copies around it."""
@@ -297,9 +232,7 @@ class _Emission:
         )  # fmt: skip
         return storage
 
-    def _send(self, move: Move, step: Step, us: float, source: int | None, storage: int, behind: int | None) -> int:
-        c = step.collective
-        assert c is not None
+    def _send(self, move: Move, c: Collective, us: float, source: int | None, storage: int) -> int:
         axes = self.plan.axes_text(c.axes)
         across = self.collectives.curves[c.axes].shape.nodes > 1
         action = Action(
@@ -309,7 +242,6 @@ class _Emission:
             bound=COMMUNICATION,
             launches=0,
             block=self.block,
-            awaits=() if behind is None else (behind,),
             reads=_some([source]),
             writes=(storage,),
             collective=c,
@@ -376,20 +308,6 @@ class _Emission:
                     size = int(np.prod(shape, dtype=np.int64)) * self.graph.meta(value.ref).itemsize
                     found[name] = found.get(name, 0) + size
         return found
-
-
-def _from_parameters(graph: JointGraph) -> frozenset[int]:
-    """Parameters, and ops computed from parameters alone."""
-    found: set[int] = set()
-    for number, node in enumerate(graph.nodes):
-        computed = node.is_op and bool(node.operands) and all(ref.node in found for ref in node.operands)
-        if node.kind == "param" or computed:
-            found.add(number)
-    return frozenset(found)
-
-
-def _name(block: Block) -> str:
-    return f"{block.key.phase} block {block.key.number}"
 
 
 def _some(numbers: list[int | None]) -> tuple[int, ...]:

@@ -1,0 +1,142 @@
+"""Two orders of a lowered program: as it is written, and with communication ahead of and behind the compute that needs it.
+
+Both carry out the same ops and redistributions. In the overlapped order what gathers parameters for a block (and the casts in
+front of it) is issued when the block before starts, in backward likewise, and awaited where the block first reads it. The
+redistributions that bring gradients to where they are stored are issued when their block has run and awaited when the block
+after it has run. Everything else stays where the data puts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from planner.exporting.lower import GRADIENT_SLOT, Block, Call, Move, Program, Statement, Value
+from planner.graph import BACKWARD, JointGraph
+from planner.schedule import Event, EventKind, Part, Schedule
+
+
+def serial_order(program: Program) -> Schedule:
+    """Every redistribution is awaited where it is issued."""
+    return Schedule(tuple(event for block in program.blocks for s in block.statements for event in _at_once(block, s)))
+
+
+def overlapped_order(program: Program) -> Schedule:
+    """See the module's docstring."""
+    order = _Overlapped(program)
+    order.step()
+    return Schedule(tuple(order.events))
+
+
+def from_parameters(graph: JointGraph) -> frozenset[int]:
+    """Parameters, and ops computed from parameters alone."""
+    found: set[int] = set()
+    for number, node in enumerate(graph.nodes):
+        computed = node.is_op and bool(node.operands) and all(ref.node in found for ref in node.operands)
+        if node.kind == "param" or computed:
+            found.add(number)
+    return frozenset(found)
+
+
+def reads(statement: Statement) -> tuple[Value, ...]:
+    if isinstance(statement, Move):
+        return (statement.source,)
+    return tuple(value for value in statement.operands if value is not None)
+
+
+def _at_once(block: Block, statement: Statement) -> Iterator[Event]:
+    if isinstance(statement, Call):
+        yield Event(EventKind.COMPUTE, statement.node, block.key, Part.COMPUTE)
+    else:
+        yield Event(EventKind.ISSUE, statement.number, block.key, Part.COMPUTE)
+        yield Event(EventKind.WAIT, statement.number, block.key, Part.COMPUTE)
+
+
+@dataclass
+class _Overlapped:
+    """Writes one order; thrown away afterwards."""
+
+    program: Program
+    events: list[Event] = field(default_factory=list)
+    underway: set[int] = field(default_factory=set)
+    """redistributions that are issued and not awaited"""
+
+    def step(self) -> None:
+        blocks = self.program.blocks
+        self.of_parameters = from_parameters(self.program.graph)
+        unshards = {block.key: self._unshard(block) for block in blocks}
+        late: list[int] = []
+        for number, block in enumerate(blocks):
+            follows = number > 0 and blocks[number - 1].key.phase == block.key.phase
+            if not follows:
+                self._issue_ahead(block, unshards[block.key])
+            if number + 1 < len(blocks) and blocks[number + 1].key.phase == block.key.phase:
+                self._issue_ahead(blocks[number + 1], unshards[blocks[number + 1].key])
+            reduce = [s for s in block.statements if isinstance(s, Move) and self._is_late(s)]
+            for statement in block.statements:
+                if statement not in unshards[block.key] and statement not in reduce:
+                    self._compute(block, statement)
+            for move in reduce:
+                self._wait_for(block, move)
+                self._say(EventKind.ISSUE, move.number, block, Part.REDUCE)
+            self._collect(block, late)
+            late = [move.number for move in reduce]
+        if blocks:
+            self._collect(blocks[-1], late)
+            self._collect(blocks[-1], sorted(self.underway))
+
+    def _unshard(self, block: Block) -> frozenset[Statement]:
+        """Redistributions of parameters that start from nothing but casts, and these casts."""
+        makes = {s.node: s for s in block.statements if isinstance(s, Call) and s.node in self.of_parameters}
+        found: set[Statement] = set()
+
+        def casts_before(value: Value, chain: list[Call]) -> bool:
+            if value.moved is not None:
+                return False
+            call = makes.get(value.ref.node)
+            if call is None:
+                return not self.program.graph.nodes[value.ref.node].is_op
+            chain.append(call)
+            return all(casts_before(operand, chain) for operand in reads(call))
+
+        for statement in block.statements:
+            if isinstance(statement, Move) and statement.source.ref.node in self.of_parameters:
+                chain: list[Call] = []
+                if casts_before(statement.source, chain):
+                    found.update([statement, *chain])
+        return frozenset(found)
+
+    def _is_late(self, move: Move) -> bool:
+        """On its way to be stored as a gradient, and read by nobody else."""
+        r = self.program.plan.redistributions[move.number]
+        return r.phase == BACKWARD and bool(r.consumers) and all(slot == GRADIENT_SLOT for _, slot in r.consumers)
+
+    def _issue_ahead(self, block: Block, unshard: frozenset[Statement]) -> None:
+        for statement in block.statements:
+            if statement in unshard:
+                if isinstance(statement, Move):
+                    self._say(EventKind.ISSUE, statement.number, block, Part.UNSHARD)
+                else:
+                    self._say(EventKind.COMPUTE, statement.node, block, Part.UNSHARD)
+
+    def _compute(self, block: Block, statement: Statement) -> None:
+        self._wait_for(block, statement)
+        self.events += _at_once(block, statement)
+
+    def _wait_for(self, block: Block, statement: Statement) -> None:
+        for value in reads(statement):
+            if value.moved in self.underway:
+                assert value.moved is not None
+                self._say(EventKind.WAIT, value.moved, block, Part.COMPUTE)
+
+    def _collect(self, block: Block, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            if number in self.underway:
+                self._say(EventKind.WAIT, number, block, Part.COLLECT)
+
+    def _say(self, kind: EventKind, number: int, block: Block, part: Part) -> None:
+        self.events.append(Event(kind, number, block.key, part))
+        if kind is EventKind.ISSUE:
+            self.underway.add(number)
+        elif kind is EventKind.WAIT:
+            self.underway.remove(number)
