@@ -9,6 +9,7 @@ which then is 0.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -34,14 +35,15 @@ from planner.actions import (
 )
 from planner.costing.collective import MeshCollectives, mesh_collectives
 from planner.errors import InputError, PlanFormatError
-from planner.exporting.lower import Call, Move, Program, Value, lower
-from planner.graph import FORWARD, VIEW_OPS, JointGraph, TensorRef
+from planner.exporting.lower import lower
+from planner.graph import VIEW_OPS, JointGraph, TensorRef
 from planner.mesh import Mesh
-from planner.ordering import from_parameters, overlapped_order, serial_order
+from planner.ordering import in_series, overlapped_order
 from planner.placement import Placements, Shard, text
 from planner.plan import Plan, Step
 from planner.redistribution import Collective, CollectiveKind
 from planner.schedule import EventKind, Schedule, at_issue, at_wait
+from planner.wiring import Source, Wiring
 
 if TYPE_CHECKING:
     from planner.hardware import HardwareProfile
@@ -59,17 +61,26 @@ def actions_of(plan: Plan, graph: JointGraph, hardware: HardwareProfile, schedul
         PlanFormatError: the plan was made with other hardware constants.
         ExportError: the plan does not fit the graph.
     """
-    if schedule not in SCHEDULES:
-        raise InputError(f"unknown schedule {schedule!r}", hint=f"Known: {', '.join(SCHEDULES)}.")
     if plan.hardware_hash != hardware.content_hash:
         raise PlanFormatError(
             f"the plan was priced with other constants of {plan.hardware_name} than this version has",
             hint="Price it anew: plan --from plan.json -o plan.json.",
         )
-    program = lower(plan, graph)
-    order = serial_order(program) if schedule == SERIAL else overlapped_order(program)
+    return issue(plan, graph, hardware, order_of(plan, graph, schedule), schedule)
+
+
+def order_of(plan: Plan, graph: JointGraph, schedule: str) -> Schedule:
+    """The order of the exported program, or the same in series. Raises as `actions_of`."""
+    if schedule not in SCHEDULES:
+        raise InputError(f"unknown schedule {schedule!r}", hint=f"Known: {', '.join(SCHEDULES)}.")
+    order = overlapped_order(lower(plan, graph))
+    return in_series(order, Wiring(plan, graph)) if schedule == SERIAL else order
+
+
+def issue(plan: Plan, graph: JointGraph, hardware: HardwareProfile, order: Schedule, name: str) -> Actions:
+    """The actions of any order of the step, which is checked first; `name` is that of the schedule."""
     order.check(plan, graph)
-    emission = _Emission(program, hardware, mesh_collectives(hardware, plan.mesh, plan.gpus_per_node), schedule)
+    emission = _Emission(plan, graph, hardware, mesh_collectives(hardware, plan.mesh, plan.gpus_per_node), name)
     emission.step(order)
     return emission.result()
 
@@ -87,7 +98,7 @@ def local_shape(shape: tuple[int, ...], placements: Placements, mesh: Mesh) -> t
 class _Underway:
     """A redistribution between issue and wait: where its tensor lies, how many steps are begun, the collective to wait for."""
 
-    move: Move
+    number: int
     storage: int | None
     done: int = 0
     awaited: int | None = None
@@ -97,13 +108,14 @@ class _Underway:
 class _Emission:
     """Writes one list of actions; thrown away afterwards."""
 
-    program: Program
+    plan: Plan
+    graph: JointGraph
     hardware: HardwareProfile
     collectives: MeshCollectives
     schedule: str
     actions: list[Action] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
-    storage_of: dict[Value, int | None] = field(default_factory=dict)
+    storage_of: dict[Source, int | None] = field(default_factory=dict)
     """where a value lies; None: a leaf, or never written to memory"""
     underway: dict[int, _Underway] = field(default_factory=dict)
     awaits: list[int] = field(default_factory=list)
@@ -111,25 +123,20 @@ class _Emission:
     block: str = ""
 
     def __post_init__(self) -> None:
-        self.plan, self.graph = self.program.plan, self.program.graph
-        self.from_parameters = from_parameters(self.graph)
-        self.stored = dict(pair for block in self.program.blocks for pair in (*block.gradients, *block.updates))
-        gradients = {p.node for p in self.graph.parameters}
-        self.gradient_values = {value for leaf, value in self.stored.items() if leaf in gradients}
-        self.saved = {value.ref for block in self.program.blocks for value in block.saved}
-        statements = [statement for block in self.program.blocks for statement in block.statements]
-        self.calls = {s.node: s for s in statements if isinstance(s, Call)}
-        self.moves = {s.number: s for s in statements if isinstance(s, Move)}
-        self.read_by_moves = {move.source for move in self.moves.values()}
+        graph, self.wiring = self.graph, Wiring(self.plan, self.graph)
+        gradients = {p.node for p in graph.parameters}
+        self.gradients = {value for leaf, value in self.wiring.stored.items() if leaf in gradients}
+        self.moved = {self.wiring.start(number) for number in range(len(self.plan.redistributions))}
+        self.saved = {graph.storage_root(ref) for ref in graph.saved_for_backward}
 
     # ---- the step -----------------------------------------------------------------------------------------------------
     def step(self, schedule: Schedule) -> None:
         for event in schedule.events:
             self.block = f"{event.block.phase} block {event.block.number}"
             if event.kind is EventKind.COMPUTE:
-                self._call(self.calls[event.number])
+                self._call(event.number)
             elif event.kind is EventKind.ISSUE:
-                self._issue(self.moves[event.number])
+                self._issue(event.number)
             else:
                 self._wait(event.number)
         self.block = END
@@ -142,17 +149,17 @@ class _Emission:
         self._add(Action(name=name, lane=COMPUTE, us=us, bound=MEMORY, launches=launches, block=self.block))
 
     # ---- calls --------------------------------------------------------------------------------------------------------
-    def _call(self, call: Call) -> None:
-        node, choice = self.graph.nodes[call.node], self.plan.choices[self.graph.nodes[call.node].key]
-        operands = [value for value in call.operands if value is not None]
-        outputs = [Value(TensorRef(call.node, n)) for n, meta in enumerate(node.outputs) if meta is not None]
+    def _call(self, number: int) -> None:
+        node, choice = self.graph.nodes[number], self.plan.choices[self.graph.nodes[number].key]
+        operands = self.wiring.operands(number)
+        outputs = [Source(TensorRef(number, n)) for n, meta in enumerate(node.outputs) if meta is not None]
         if node.op in VIEW_OPS:
             self.storage_of.update((value, self.storage_of.get(operands[0])) for value in outputs)
             return
         writes = []
         for value in outputs:
-            written = choice.compute_us > 0 or value in self.read_by_moves
-            self.storage_of[value] = self._store(value, self._kept_as(value)) if written else None
+            written = choice.compute_us > 0 or value in self.moved
+            self.storage_of[value] = self._store(value, choice.outputs[value.ref.output]) if written else None
             writes.append(self.storage_of[value])
         alone = node.flops > 0 or choice.compute_us >= self.hardware.pointwise.launch_us - _ROUNDING_US
         self._add(
@@ -170,11 +177,10 @@ class _Emission:
         )
 
     # ---- redistributions ----------------------------------------------------------------------------------------------
-    def _issue(self, move: Move) -> None:
-        r = self.plan.redistributions[move.number]
-        state = _Underway(move, self.storage_of.get(move.source))
-        self.underway[move.number] = state
-        for _ in at_issue(r):
+    def _issue(self, number: int) -> None:
+        state = _Underway(number, self.storage_of.get(self.wiring.start(number)))
+        self.underway[number] = state
+        for _ in at_issue(self.plan.redistributions[number]):
             self._await(state)
             self._one_step(state)
 
@@ -183,7 +189,7 @@ class _Emission:
         self._await(state)
         for _ in at_wait(self.plan.redistributions[number]):
             self._one_step(state)
-        self.storage_of[state.move.result] = state.storage
+        self.storage_of[self.wiring.result(number)] = state.storage
 
     def _await(self, state: _Underway) -> None:
         """Wait for the collective, if there is one, and lay out what an all-gather brought."""
@@ -191,25 +197,25 @@ class _Emission:
             return
         self.awaits.append(state.awaited)
         state.awaited = None
-        step = self.plan.redistributions[state.move.number].steps[state.done - 1]
+        step = self.plan.redistributions[state.number].steps[state.done - 1]
         _, copied = self._split(step)
         if copied > 0 and step.collective is not None and step.collective.kind is CollectiveKind.ALL_GATHER:
-            state.storage = self._copy(state.move, "layout", copied, state.storage, step.target)
+            state.storage = self._copy(state.number, "layout", copied, state.storage, step.target)
 
     def _one_step(self, state: _Underway) -> None:
         """The next step without waiting for it: a copy before, then the collective or the local move."""
-        move, r = state.move, self.plan.redistributions[state.move.number]
+        number, r = state.number, self.plan.redistributions[state.number]
         step = r.steps[state.done]
         before = r.source if state.done == 0 else r.steps[state.done - 1].target
         sent, copied = self._split(step)
         if step.collective is None:
-            state.storage = self._copy(move, "local move", step.us, state.storage, step.target)
+            state.storage = self._copy(number, "local move", step.us, state.storage, step.target)
         else:
             source = state.storage
             if copied > 0 and step.collective.kind is not CollectiveKind.ALL_GATHER:
-                source = self._copy(move, "pieces", copied, source, before)
-            state.storage = self._store(move.result, self._kept_as(move.result), step.target)
-            state.awaited = self._send(move, step.collective, sent, source, state.storage)
+                source = self._copy(number, "pieces", copied, source, before)
+            state.storage = self._store(self.wiring.result(number), step.target)
+            state.awaited = self._send(number, step.collective, sent, source, state.storage)
         state.done += 1
 
     def _split(self, step: Step) -> tuple[float, float]:
@@ -221,9 +227,9 @@ class _Emission:
         copied = step.us - sent
         return (sent, copied) if copied > _ROUNDING_US else (step.us, 0.0)
 
-    def _copy(self, move: Move, what: str, us: float, source: int | None, placements: Placements) -> int:
-        storage = self._store(move.result, self._kept_as(move.result), placements)
-        name = f"{what} of {self.graph.nodes[move.source.ref.node].key}"
+    def _copy(self, number: int, what: str, us: float, source: int | None, placements: Placements) -> int:
+        storage = self._store(self.wiring.result(number), placements)
+        name = f"{what} of {self.graph.nodes[self.wiring.ref(number).node].key}"
         self._add(
             Action(
                 name=name, lane=COMPUTE, us=us, bound=MEMORY, launches=int(us > 0), block=self.block, reads=_some([source]),
@@ -232,11 +238,11 @@ class _Emission:
         )  # fmt: skip
         return storage
 
-    def _send(self, move: Move, c: Collective, us: float, source: int | None, storage: int) -> int:
+    def _send(self, number: int, c: Collective, us: float, source: int | None, storage: int) -> int:
         axes = self.plan.axes_text(c.axes)
         across = self.collectives.curves[c.axes].shape.nodes > 1
         action = Action(
-            name=f"{c.kind}@{axes} of {self.graph.nodes[move.source.ref.node].key}",
+            name=f"{c.kind}@{axes} of {self.graph.nodes[self.wiring.ref(number).node].key}",
             lane=ACROSS_NODES if across else IN_NODE,
             us=us,
             bound=COMMUNICATION,
@@ -257,29 +263,33 @@ class _Emission:
             self.awaits.clear()
         return len(self.actions) - 1
 
-    def _store(self, value: Value, category: str, placements: Placements | None = None) -> int:
+    def _store(self, value: Source, placements: Placements | None) -> int:
         node, meta = self.graph.nodes[value.ref.node], self.graph.meta(value.ref)
-        placements = self.program.placements(value) if placements is None else placements
+        assert placements is not None, f"{node.key} has no output {value.ref.output}"
         shape = local_shape(meta.shape, placements, self.plan.mesh)
-        size = int(np.prod(shape, dtype=np.int64)) * meta.itemsize
         self.storages.append(
             Storage(
-                key=node.key, num_bytes=size, shape=shape, dtype=meta.dtype, placements=text(placements), module=node.module,
-                category=category,
+                key=node.key,
+                num_bytes=math.prod(shape) * meta.itemsize,
+                shape=shape,
+                dtype=meta.dtype,
+                placements=text(placements),
+                module=node.module,
+                category=self._category(value),
             )
-        )  # fmt: skip
+        )
         return len(self.storages) - 1
 
-    def _kept_as(self, value: Value) -> str:
-        if value in self.gradient_values:
+    def _category(self, value: Source) -> str:
+        if value in self.gradients:
             return GRADIENT
-        if value.ref.node in self.from_parameters:
+        if value.ref.node in self.wiring.from_parameters:
             return GATHERED
-        saved = value.moved is None and self.graph.nodes[value.ref.node].phase == FORWARD and value.ref in self.saved
-        return ACTIVATION if saved else TEMPORARY
+        return ACTIVATION if value.moved is None and value.ref in self.saved else TEMPORARY
 
     def result(self) -> Actions:
-        held = [self.storage_of.get(value) for value in (*self.stored.values(), self.program.loss)]
+        loss = self.wiring.operands(self.graph.node_by_key["output:loss"])
+        held = [self.storage_of.get(value) for value in (*self.wiring.stored.values(), *loss)]
         used = {step.collective.axes for r in self.plan.redistributions for step in r.steps if step.collective is not None}
         work: Counter[str] = Counter()
         for node in self.graph.nodes:
@@ -303,9 +313,9 @@ class _Emission:
         for kind, name in (("buffer", "buffers"), ("input", "inputs"), ("tangent", "inputs")):
             for number, node in enumerate(self.graph.nodes):
                 if node.kind == kind:
-                    value = Value(TensorRef(number, 0))
-                    shape = local_shape(self.graph.meta(value.ref).shape, self.program.placements(value), self.plan.mesh)
-                    size = int(np.prod(shape, dtype=np.int64)) * self.graph.meta(value.ref).itemsize
+                    meta, placements = self.graph.meta(TensorRef(number, 0)), self.plan.choices[node.key].outputs[0]
+                    assert placements is not None
+                    size = math.prod(local_shape(meta.shape, placements, self.plan.mesh)) * meta.itemsize
                     found[name] = found.get(name, 0) + size
         return found
 

@@ -9,16 +9,21 @@ after it has run. Everything else stays where the data puts it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from planner.exporting.lower import GRADIENT_SLOT, Block, Call, Move, Program, Statement, Value
-from planner.graph import BACKWARD, JointGraph
+from planner.graph import BACKWARD, TensorRef
 from planner.schedule import Event, EventKind, Part, Schedule
+from planner.wiring import Source, Wiring
 
 
-def serial_order(program: Program) -> Schedule:
-    """Every redistribution is awaited where it is issued."""
-    return Schedule(tuple(event for block in program.blocks for s in block.statements for event in _at_once(block, s)))
+def in_series(schedule: Schedule, wiring: Wiring) -> Schedule:
+    """The same step with every redistribution awaited where it is issued, and nothing ahead or behind: what gathers parameters
+    runs when it is first read, what stores a gradient as soon as that is made."""
+    order = _InSeries(schedule, wiring)
+    for event in schedule.events:
+        order.take(event)
+    return Schedule(tuple(order.events))
 
 
 def overlapped_order(program: Program) -> Schedule:
@@ -26,16 +31,6 @@ def overlapped_order(program: Program) -> Schedule:
     order = _Overlapped(program)
     order.step()
     return Schedule(tuple(order.events))
-
-
-def from_parameters(graph: JointGraph) -> frozenset[int]:
-    """Parameters, and ops computed from parameters alone."""
-    found: set[int] = set()
-    for number, node in enumerate(graph.nodes):
-        computed = node.is_op and bool(node.operands) and all(ref.node in found for ref in node.operands)
-        if node.kind == "param" or computed:
-            found.add(number)
-    return frozenset(found)
 
 
 def reads(statement: Statement) -> tuple[Value, ...]:
@@ -63,7 +58,7 @@ class _Overlapped:
 
     def step(self) -> None:
         blocks = self.program.blocks
-        self.of_parameters = from_parameters(self.program.graph)
+        self.of_parameters = Wiring(self.program.plan, self.program.graph).from_parameters
         unshards = {block.key: self._unshard(block) for block in blocks}
         late: list[int] = []
         for number, block in enumerate(blocks):
@@ -76,10 +71,10 @@ class _Overlapped:
             for statement in block.statements:
                 if statement not in unshards[block.key] and statement not in reduce:
                     self._compute(block, statement)
+            self._collect(block, late)
             for move in reduce:
                 self._wait_for(block, move)
                 self._say(EventKind.ISSUE, move.number, block, Part.REDUCE)
-            self._collect(block, late)
             late = [move.number for move in reduce]
         if blocks:
             self._collect(blocks[-1], late)
@@ -140,3 +135,48 @@ class _Overlapped:
             self.underway.add(number)
         elif kind is EventKind.WAIT:
             self.underway.remove(number)
+
+
+@dataclass
+class _InSeries:
+    """Writes one order; thrown away afterwards."""
+
+    schedule: Schedule
+    wiring: Wiring
+    events: list[Event] = field(default_factory=list)
+    postponed: dict[Source, Event] = field(default_factory=dict)
+    """what an unshard part would make -> the event that makes it"""
+
+    def __post_init__(self) -> None:
+        self.behind: dict[Source, list[Event]] = {}
+        for event in self.schedule.events:
+            if event.part is Part.REDUCE and event.kind is EventKind.ISSUE:
+                self.behind.setdefault(self.wiring.start(event.number), []).append(event)
+
+    def take(self, event: Event) -> None:
+        if event.kind is EventKind.WAIT or event.part is Part.REDUCE:
+            return
+        if event.part is Part.UNSHARD:
+            self.postponed.update((made, event) for made in self._makes(event))
+        else:
+            self._run(event)
+
+    def _run(self, event: Event) -> None:
+        is_op = event.kind is EventKind.COMPUTE
+        for read in self.wiring.operands(event.number) if is_op else (self.wiring.start(event.number),):
+            if read in self.postponed:
+                first = self.postponed[read]
+                for made in self._makes(first):
+                    del self.postponed[made]
+                self._run(first)
+        place = replace(event, part=Part.COMPUTE)
+        self.events += [place] if is_op else [place, replace(place, kind=EventKind.WAIT)]
+        for made in self._makes(event):
+            for late in self.behind.get(made, ()):
+                self._run(late)
+
+    def _makes(self, event: Event) -> list[Source]:
+        if event.kind is EventKind.ISSUE:
+            return [self.wiring.result(event.number)]
+        outputs = self.wiring.graph.nodes[event.number].outputs
+        return [Source(TensorRef(event.number, n)) for n, meta in enumerate(outputs) if meta is not None]

@@ -87,7 +87,7 @@ def forecast_text(found: Forecasts) -> str:
     ]
     if found.overlapped.missing_bytes:
         lines.append(
-            f"  this does not fit: {format_gib(found.overlapped.missing_bytes)} are missing; plan again with that much less memory"
+            f"  this does not fit: {format_gib(found.overlapped.missing_bytes)} too much; plan again with as much less --memory"
         )
     return "\n".join(lines)
 
