@@ -60,7 +60,7 @@ class _Overlapped:
         blocks = self.program.blocks
         self.of_parameters = Wiring(self.program.plan, self.program.graph).from_parameters
         unshards = {block.key: self._unshard(block) for block in blocks}
-        late: list[int] = []
+        late: list[tuple[Block, int]] = []
         for number, block in enumerate(blocks):
             follows = number > 0 and blocks[number - 1].key.phase == block.key.phase
             if not follows:
@@ -71,14 +71,13 @@ class _Overlapped:
             for statement in block.statements:
                 if statement not in unshards[block.key] and statement not in reduce:
                     self._compute(block, statement)
-            self._collect(block, late)
+            self._collect(late)
             for move in reduce:
                 self._wait_for(block, move)
                 self._say(EventKind.ISSUE, move.number, block, Part.REDUCE)
-            late = [move.number for move in reduce]
-        if blocks:
-            self._collect(blocks[-1], late)
-            self._collect(blocks[-1], sorted(self.underway))
+            late = [(block, move.number) for move in reduce]
+        self._collect(late)
+        self._collect([(blocks[-1], number) for number in sorted(self.underway)])
 
     def _unshard(self, block: Block) -> frozenset[Statement]:
         """Redistributions of parameters that start from nothing but casts, and these casts."""
@@ -124,8 +123,8 @@ class _Overlapped:
                 assert value.moved is not None
                 self._say(EventKind.WAIT, value.moved, block, Part.COMPUTE)
 
-    def _collect(self, block: Block, numbers: Sequence[int]) -> None:
-        for number in numbers:
+    def _collect(self, late: Sequence[tuple[Block, int]]) -> None:
+        for block, number in late:
             if number in self.underway:
                 self._say(EventKind.WAIT, number, block, Part.COLLECT)
 

@@ -4,7 +4,7 @@ Run: python -m tests.benchmarks.bench_timeline [--plans 40] [--graph graph.json.
 
 Prints, per model and pool of plans, Kendall's tau between objective and step time of both schedules, the same (overlapped) on a
 machine whose CPU takes no time, and the regret of trusting the objective: how much longer the overlapped step of the plan with
-the least objective takes than the best in the pool. Small models wait for the CPU, which the objective does not know. Random plans
+the least objective takes than the best in the pool. Small models wait for the CPU; the objective knows no CPU. Random plans
 differ wildly, so that tau over them is easy; the pool of good plans (the optimum under one random pin each, and the recipes) is
 the hard one.
 """
