@@ -35,6 +35,15 @@ def _change(found: Session, change: Callable[[PinHistory], PinHistory], event: d
     _log(found, event)
 
 
+def set_budget(found: Session, memory_bytes: int) -> None:
+    """Another memory budget for the next solve."""
+    document = found.document
+    assert document is not None
+    store(found)
+    found.document = replace(document, memory_bytes=memory_bytes)
+    _log(found, pins_model.plan_event(document.plan, document.base, document.graph, memory_bytes))
+
+
 def set_plan(found: Session, plan: Plan, base: Plan | None) -> None:
     """Another plan of the same model, compared with `base`."""
     document = found.document
@@ -45,6 +54,16 @@ def set_plan(found: Session, plan: Plan, base: Plan | None) -> None:
     if found.stored:
         _writing(found, lambda: workspace().save_plan(document.project, plan, better_proof=same))
         _log(found, pins_model.plan_event(plan, base, document.graph, document.memory_bytes))
+
+
+def set_base(found: Session, base: Plan) -> None:
+    """Another plan to compare the open one with: strip and graph say what differs from it."""
+    document = found.document
+    assert document is not None
+    store(found)
+    if found.stored:
+        _writing(found, lambda: workspace().save_plan(document.project, base))
+    set_plan(found, document.plan, base)
 
 
 def store(found: Session) -> None:

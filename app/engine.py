@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -16,30 +17,57 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from planner import BoundaryPlacement, JointGraph, Mesh, ModelRequest, Pin, Plan, PlannerError, Workbench, export
+from app.answering import Answering
+from app.comparing import Comparing
+from planner import JointGraph, Mesh, ModelRequest, Plan, PlannerError, Workbench, export
+from planner.constraint import Constraint
 from planner.loading import trace_apart
 
 PLANNER_ENGINE = "app.engine:PlannerEngine"
 WARM_UP_S = 60.0
 
 NEWS_EVERY_S = 0.5
+STOP = "stop"
+"""The one message that is not a command: the answer to the one that runs is no longer wanted."""
 
 
 class Progress:
-    """Tells the parent how a command goes on: called with the name of a stage that begins, `news` with where it stands."""
+    """Tells the parent how a command goes on: called with the name of a stage that begins, `news` with where it stands, `row`
+    with each part of an answer that is known early; `stopped` says whether the answer is not wanted any more. Any thread may
+    call."""
 
-    def __init__(self, send: Callable[[tuple[str, str]], None]) -> None:
-        self._send = send
+    def __init__(self, send: Callable[[tuple[str, Any]], None], asked_to_stop: Callable[[], bool] = lambda: False) -> None:
+        self._write = send
+        self._asked_to_stop = asked_to_stop
+        self._stopped = False
+        self._lock = threading.Lock()
         self._last = 0.0
 
     def __call__(self, stage: str) -> None:
         self._send(("progress", stage))
+
+    def begin(self) -> None:
+        """Of the next command, which nobody has asked to stop."""
+        self._stopped = False
+
+    def stopped(self) -> bool:
+        with self._lock:
+            self._stopped = self._stopped or self._asked_to_stop()
+            return self._stopped
+
+    def _send(self, message: tuple[str, Any]) -> None:
+        with self._lock:
+            self._write(message)
 
     def news(self, text: str) -> None:
         """At most twice a second."""
         if time.monotonic() - self._last >= NEWS_EVERY_S:
             self._last = time.monotonic()
             self._send(("news", text))
+
+    def row(self, value: Any) -> None:
+        """A part of the result, as soon as it is there."""
+        self._send(("row", value))
 
 
 def standing(value_us: float, bound_us: float) -> str:
@@ -62,10 +90,11 @@ class OpenSpec:
     hardware: str
     optimizer: str = "adamw"
     checkpoint: str = "auto"
+    gpus_per_node: int = 8
     graph_path: Path | None = field(default=None, compare=False)
 
 
-class PlannerEngine:
+class PlannerEngine(Answering, Comparing):
     """The commands of a worker, on the real planner. Lives in the child process."""
 
     def __init__(self, spec: OpenSpec, progress: Progress) -> None:
@@ -76,7 +105,7 @@ class PlannerEngine:
             progress("trace")
             graph = trace_apart(spec.request)
         progress("strategies and prices")
-        self.bench = Workbench.build(graph, spec.mesh, spec.hardware, optimizer=spec.optimizer)
+        self.bench = Workbench.build(graph, spec.mesh, spec.hardware, optimizer=spec.optimizer, gpus_per_node=spec.gpus_per_node)
         progress("compile")
         self.bench.warm_up()
         self.checkpoint = spec.checkpoint
@@ -85,8 +114,10 @@ class PlannerEngine:
         """Solve once without pins: every later solve starts from there."""
         self.solve(progress, (), memory_bytes, WARM_UP_S, False)
 
-    def start(self, progress: Progress, memory_bytes: int | None, time_limit_s: float) -> tuple[JointGraph, Plan]:
-        return self.bench.graph, self.solve(progress, (), memory_bytes, time_limit_s, False)
+    def start(
+        self, progress: Progress, memory_bytes: int | None, time_limit_s: float, demands: tuple[Constraint, ...] = ()
+    ) -> tuple[JointGraph, Plan]:
+        return self.bench.graph, self.solve(progress, demands, memory_bytes, time_limit_s, False)
 
     def legal(self, progress: Progress, key: str, output: int = 0) -> tuple[Any, ...]:
         return self.bench.legal(key, output)
@@ -94,21 +125,18 @@ class PlannerEngine:
     def solve(
         self,
         progress: Progress,
-        pins: tuple[Pin, ...],
+        demands: tuple[Constraint, ...],
         memory_bytes: int | None,
         time_limit_s: float,
         exact: bool | None,
         layers: tuple[str, ...] | None = None,
     ) -> Plan:
-        """`exact` False answers at once with a gap; None may go on to prove it. A pin on an input or output replaces the
-        model's own boundary for that tensor. `layers`: checkpoint just these, instead of choosing."""
+        """`exact` False answers at once with a gap; None may go on to prove it. `demands`: the user's, of every kind.
+        `layers`: checkpoint just these, instead of choosing."""
         progress("solve")
-        pinned = {pin.where for pin in pins}
-        defaults = self.bench.default_constraints(memory_bytes)
-        kept = tuple(c for c in defaults if not (isinstance(c, BoundaryPlacement) and c.where in pinned))
         how = self.checkpoint if layers is None else layers
         plan = self.bench.solve(
-            (*kept, *pins), time_limit_s=time_limit_s, exact=exact, checkpoint=how,
+            self.with_defaults(demands, memory_bytes), time_limit_s=time_limit_s, exact=exact, checkpoint=how,
             told=lambda now: progress.news(standing(now.value_us, now.bound_us)),
         )  # fmt: skip
         return replace(plan, checkpoint=self.checkpoint)
@@ -118,18 +146,25 @@ class PlannerEngine:
 
 
 def serve(connection: Connection, engine_path: str) -> None:
-    """Main loop of a worker process: (command, arguments) in, ("progress"|"news"|"done"|"failed"|"crashed", value) out."""
+    """Main loop of a worker process: (command, arguments) in, ("progress"|"news"|"row"|"done"|"failed"|"crashed", value) out."""
     module, _, name = engine_path.partition(":")
     engine: Any = None
     if hasattr(os, "nice"):
         os.nice(5)  # the pages come first
 
-    progress = Progress(connection.send)
+    def asked_to_stop() -> bool:
+        """While a command runs, nothing but the word to stop it comes in."""
+        return connection.poll() and connection.recv()[0] == STOP
+
+    progress = Progress(connection.send, asked_to_stop)
     while True:
         try:
             command, arguments = connection.recv()
         except EOFError:
             return
+        if command == STOP:  # it came after the end
+            continue
+        progress.begin()
         try:
             if command == "open":
                 engine = getattr(import_module(module), name)(*arguments, progress)

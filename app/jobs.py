@@ -7,6 +7,7 @@ by the next command. What runs in the process is `engine.py`.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import queue
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from app.engine import PLANNER_ENGINE, OpenSpec, serve
+from app.engine import PLANNER_ENGINE, STOP, OpenSpec, serve
 from planner import PlannerError, PlanRequest
 
 IDLE_S = 900.0
@@ -40,6 +41,7 @@ class Job:
         state: `queued`, `running`, `done`, `failed` or `cancelled`.
         stages: the stages begun so far, with their start on the monotonic clock.
         news: where the stage at hand stands, "" if nothing is known.
+        rows: the parts of a result that comes in parts; they stay whatever becomes of the rest.
         waits_for_room: no free core for another process yet.
     """
 
@@ -50,10 +52,12 @@ class Job:
     result: Any = None
     error: PlannerError | None = None
     news: str = ""
+    rows: list[Any] = field(default_factory=list)
     waits_for_room: bool = False
     submitted: float = field(default_factory=time.monotonic)
     finished: float | None = None
     _ended: threading.Event = field(default_factory=threading.Event)
+    _turn: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def active(self) -> bool:
@@ -69,11 +73,19 @@ class Job:
 
     def end(self, state: str, *, result: Any = None, error: PlannerError | None = None) -> None:
         """Only the first end counts: a cancelled job stays cancelled when its process then dies."""
-        if self._ended.is_set():
-            return
-        self.result, self.error, self.finished = result, error, time.monotonic()
-        self.state = state
-        self._ended.set()
+        with self._turn:
+            if self._ended.is_set():
+                return
+            self.result, self.error, self.finished = result, error, time.monotonic()
+            self.state = state
+            self._ended.set()
+
+    def begin(self) -> bool:
+        """Whether it is still wanted; it runs from now on."""
+        with self._turn:
+            if not self._ended.is_set():
+                self.state = "running"
+            return not self._ended.is_set()
 
 
 class Worker:
@@ -87,6 +99,8 @@ class Worker:
         self.behind = behind
         self.idle_since = time.monotonic()
         self._job: Job | None = None
+        self._asked: Job | None = None
+        self._asking = threading.Lock()
         self._gave_way = self._closed = False
         self._pool = pool
         self._queue: queue.Queue[Job | None] = queue.Queue()
@@ -114,6 +128,15 @@ class Worker:
         job.end("cancelled")
         if running:
             self.kill()
+
+    def stop(self, job: Job) -> None:
+        """As `cancel`, but a running command is asked to end early and the process stays: for commands that listen to it."""
+        with self._asking:
+            job.end("cancelled")
+            if self._asked is job and self._connection is not None:
+                self._asked = None
+                with contextlib.suppress(OSError):  # it has just died, which ends the command as well
+                    self._connection.send((STOP, ()))
 
     def give_way(self) -> None:
         """Ends the process for one that is needed more. A job that came in meanwhile is begun again by a new process."""
@@ -155,9 +178,8 @@ class Worker:
                 job.waits_for_room = True
                 self._pool.make_room(job, behind=self.behind)
                 job.waits_for_room = False
-                if not job.active:
+                if not job.begin():
                     return
-                job.state = "running"
                 self._start()
                 if self._closed or not job.active:
                     self.kill()
@@ -165,8 +187,7 @@ class Worker:
                 if not self._ask(job, "open", (self.spec,)):
                     self.kill()
                     return
-            job.state = "running"
-            if self._ask(job, job.command, job.arguments, final=True):
+            if not job.begin() or self._ask(job, job.command, job.arguments, final=True):
                 return
         except (EOFError, OSError) as error:
             gave_way, self._gave_way = self._gave_way, False
@@ -190,14 +211,23 @@ class Worker:
     def _ask(self, job: Job, command: str, arguments: tuple[Any, ...], *, final: bool = False) -> bool:
         """Sends one command and reads until its answer. Whether it succeeded."""
         assert self._connection is not None
-        self._connection.send((command, arguments))
+        with self._asking:
+            if not job.active:
+                return True
+            self._connection.send((command, arguments))
+            self._asked = job if final else None
         while True:
             kind, value = self._connection.recv()
+            if kind in ("done", "failed", "crashed"):
+                with self._asking:
+                    self._asked = None
             if kind == "progress":
                 job.stages.append(Stage(value, time.monotonic()))
                 job.news = ""
             elif kind == "news":
                 job.news = value
+            elif kind == "row":
+                job.rows.append(value)
             elif kind == "done":
                 if final:
                     job.end("done", result=value)
@@ -228,9 +258,11 @@ class Worker:
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """A long job of a session. `kind` is `start`, `solve`, `proof` or `export`; `draft` the key of its worker in the pool.
+    """A long job of a session. `kind` is `start`, `solve`, `proof`, `export`, `recipe`, `what_if` or `sweep`; `draft` the key of
+    its worker in the pool.
 
-    `request` is what a start was asked for, `plan_id` the plan that a proof or an export is about.
+    `request` is what a start was asked for, `plan_id` the plan that a proof, an export or a comparison is about, `name` the
+    recipe or hardware that is asked about.
     """
 
     kind: str
@@ -239,6 +271,7 @@ class Running:
     draft: str
     request: PlanRequest | None = None
     plan_id: str = ""
+    name: str = ""
 
 
 class WorkerPool:

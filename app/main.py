@@ -26,6 +26,10 @@ def main() -> None:
     pages = {
         "setup": st.Page("views/setup.py", title="Setup", url_path="setup"),
         "explorer": st.Page("views/explorer.py", title="Explorer", url_path="explorer", default=True),
+        "communication": st.Page("views/communication.py", title="Communication", url_path="communication"),
+        "memory": st.Page("views/memory.py", title="Memory", url_path="memory"),
+        "compare": st.Page("views/compare.py", title="Compare", url_path="compare"),
+        "export": st.Page("views/export.py", title="Export", url_path="export"),
     }
     current = st.navigation(list(pages.values()), position="top")
     if found.arrived:

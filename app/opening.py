@@ -8,6 +8,7 @@ import streamlit as st
 
 from app import work
 from app.state import Document, Session, pool, select, show, workspace
+from app.view_models import demands
 from app.view_models import pins as pins_model
 from app.view_models.pins import PinHistory
 from app.view_models.status import budget_bytes
@@ -63,7 +64,7 @@ def _open_demo(found: Session) -> None:
     check_same_model(plan, graph)
     document = Document(
         project=f"demo-{graph.fingerprint[:8]}", draft=new_id(), graph=graph, graph_path=DEMO_GRAPH, plan=plan,
-        history=PinHistory(pins=plan.pins), memory_bytes=budget_bytes(plan),
+        history=PinHistory(pins=demands.of_plan(plan)), memory_bytes=budget_bytes(plan),
     )  # fmt: skip
     show(found, document)
 
@@ -93,7 +94,7 @@ def _open_stored(found: Session, project: str, draft: str | None, plan_id: str |
     plan = folder.load_plan(project, log.plan)
     check_same_model(plan, graph)
     base = folder.load_plan(project, log.base) if log.base else None
-    history = log.history if draft is not None else PinHistory(pins=plan.pins)
+    history = log.history if draft is not None else PinHistory(pins=demands.of_plan(plan))
     document = Document(
         project=project, draft=new_id() if copy or draft is None else draft, graph=graph,
         graph_path=folder.graph_path(project, log.graph), plan=plan, base=base, history=history,

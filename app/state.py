@@ -65,7 +65,11 @@ class Session:
         focus: (key, count) that the graph is asked to show; the count grows with every request.
         pane: what the panel beside the graph shows.
         legal: key -> the job that asked for its legal placements.
+        questions: what was asked about the plan -> the job that answers; `asked_about` is the box that those of the inspector
+            are about, `why` the (WHERE, placement) that is explained.
         exported: the last export and the id of its plan.
+        others: plans to compare with that are not in the project (recipes, other hardware, files), or why there is none.
+        sweep: the sweep over mesh shapes, with its rows, running or ended.
         arrived: a new plan waits to be shown on the Explorer page.
         page: number of the last run of the whole page; `wanted` is the first page that shows how the last job ended, and
             `asked` when the last run began (monotonic seconds); `beat` the number of the browser's last beat;
@@ -85,7 +89,12 @@ class Session:
     focus: tuple[str | None, int] = (None, 0)
     pane: str = "Inspect"
     legal: dict[str, Job] = field(default_factory=dict)
+    questions: dict[tuple[Any, ...], Job] = field(default_factory=dict)
+    asked_about: str | None = None
+    why: tuple[str, str] | None = None
     exported: tuple[str, Any] | None = None
+    others: dict[str, Plan | PlannerError] = field(default_factory=dict)
+    sweep: Running | None = None
     form: SetupForm = field(default_factory=SetupForm)
     overlay: tuple[Any, Any] | None = None
     stored: bool = False
@@ -150,9 +159,12 @@ def model_folders() -> Folders:
 
 def show(found: Session, document: Document, *, stored: bool = False) -> None:
     """Makes `document` what the session has open."""
+    if found.document is None or found.document.plan.request != document.plan.request:
+        found.sweep = None
+    found.others = {}
     found.document, found.stored = document, stored
     found.error, found.infeasible, found.legal, found.exported, found.overlay = None, False, {}, None, None
-    found.from_graph, found.note = None, ""
+    found.from_graph, found.note, found.questions, found.why = None, "", {}, None
     samples = tuple(model.name for model in models())
     found.form = form_of(document.plan, document.memory_bytes, samples)
     if found.selected and found.selected not in drawn(document.shown).keys:

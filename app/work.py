@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 from app import drafts
 from app.engine import OpenSpec
 from app.jobs import Job, Running, Worker
 from app.state import Document, Session, pool, select, show, workspace
+from app.view_models import demands
+from app.view_models.other_plans import recipe_label, what_if_labels
+from app.view_models.pins import PinHistory
 from app.view_models.proofs import settle
 from app.view_models.setup_form import describe
 from app.workspace import new_id, project_id
 from planner import InfeasibleError, PlanRequest
+from planner.sweep import SweepRequest
 
 SOLVE_LIMIT_S = 60.0
 PATIENCE_S = 3.0
@@ -27,7 +32,7 @@ def _spec(document: Document) -> OpenSpec:
     plan = document.plan
     return OpenSpec(
         request=plan.request, mesh=plan.mesh, hardware=plan.hardware_name, optimizer=plan.memory_policy.optimizer,
-        checkpoint=plan.checkpoint, graph_path=document.graph_path,
+        checkpoint=plan.checkpoint, gpus_per_node=plan.gpus_per_node, graph_path=document.graph_path,
     )  # fmt: skip
 
 
@@ -52,11 +57,29 @@ def legal(found: Session, key: str) -> Job:
     if known is not None and (known.active or known.state == "done"):
         return known
     worker = _worker(found.document)
+    stop_questions(found)  # what is still shown is asked again
     for other, job in found.legal.items():
         if other and job.state == "queued":
             worker.cancel(job)  # the selection has moved on
     found.legal[key] = worker.submit("legal", key)
     return found.legal[key]
+
+
+def ask(found: Session, command: str, about: tuple[Any, ...], *arguments: Any) -> Job:
+    """The job that answers a question about the plan as it is; asked once, and again if it was stopped."""
+    assert found.document is not None
+    question = (command, found.document.plan.plan_id, *about)
+    known = found.questions.get(question)
+    if known is None or known.state == "cancelled":
+        known = found.questions[question] = _worker(found.document).submit(command, *arguments)
+    return known
+
+
+def stop_questions(found: Session, *commands: str) -> None:
+    """Those of these commands that are not answered yet; without commands all of them."""
+    for (command, *_), job in found.questions.items():
+        if job.active and found.document is not None and (not commands or command in commands):
+            _worker(found.document).stop(job)
 
 
 def forget_failed(found: Session, key: str) -> None:
@@ -67,17 +90,18 @@ def forget_failed(found: Session, key: str) -> None:
 
 
 def start(found: Session, request: PlanRequest) -> None:
-    """Trace (unless that model is open), price and solve as a new draft. What is open stays until the new plan is there."""
+    """Trace (unless that model is open), price and solve as a new draft, under the constraints and pins of the request. What is
+    open stays until the new plan is there."""
     cancel(found)
     document, draft = found.document, new_id()
     keep = document is not None and document.plan.request == request.sized_model
     spec = OpenSpec(
         request=request.sized_model, mesh=request.mesh, hardware=request.hardware, optimizer=request.optimizer,
-        checkpoint=request.checkpoint,
+        checkpoint=request.checkpoint, gpus_per_node=request.gpus_per_node,
         graph_path=document.graph_path if keep and document is not None else None,
     )  # fmt: skip
     worker = pool().worker(draft, spec)
-    job = worker.submit("start", request.memory_bytes, request.time_limit_s)
+    job = worker.submit("start", request.memory_bytes, request.time_limit_s, (*request.constraints, *request.pins))
     _run(found, Running(kind="start", job=job, worker=worker, draft=draft, request=request))
 
 
@@ -99,7 +123,7 @@ def prove(found: Session, time_limit_s: float = SOLVE_LIMIT_S) -> None:
     draft = f"{document.draft} proof"
     worker = pool().worker(draft, _spec(document), behind=_worker(document))
     plan = document.plan
-    job = worker.submit("solve", plan.pins, document.memory_bytes, time_limit_s, None, plan.checkpointed)
+    job = worker.submit("solve", demands.of_plan(plan), document.memory_bytes, time_limit_s, None, plan.checkpointed)
     found.proof = Running(kind="proof", job=job, worker=worker, draft=draft, plan_id=document.plan.plan_id)
 
 
@@ -111,7 +135,45 @@ def export(found: Session) -> None:
     _run(found, Running(kind="export", job=job, worker=worker, draft=document.draft, plan_id=document.plan.plan_id))
 
 
+def price_recipe(found: Session, name: str) -> None:
+    """The best plan that follows a recipe, to compare with."""
+    document = found.document
+    assert document is not None
+    worker = _worker(document)
+    job = worker.submit("recipe", name, document.memory_bytes, SOLVE_LIMIT_S)
+    _run(found, Running(kind="recipe", job=job, worker=worker, draft=document.draft, name=recipe_label(name)))
+
+
+def what_if(found: Session, hardware: str) -> None:
+    """The open plan on other hardware: priced anew, and solved anew."""
+    document = found.document
+    assert document is not None
+    worker = _worker(document)
+    job = worker.submit("what_if", document.plan, hardware, SOLVE_LIMIT_S)
+    plan_id = document.plan.plan_id
+    _run(found, Running(kind="what_if", job=job, worker=worker, draft=document.draft, plan_id=plan_id, name=hardware))
+
+
+def start_sweep(found: Session, request: SweepRequest) -> None:
+    """In a worker of its own, behind the one that answers questions; its rows come in one by one."""
+    document = found.document
+    assert document is not None
+    stop_sweep(found)
+    draft = f"{document.draft} sweep"
+    worker = pool().worker(draft, _spec(document), behind=_worker(document))
+    job = worker.submit("sweep", request)
+    found.sweep = Running(kind="sweep", job=job, worker=worker, draft=draft)
+
+
+def stop_sweep(found: Session) -> None:
+    """Ends the sweep and its process. The rows so far stay."""
+    if found.sweep is not None:
+        found.sweep.job.end("cancelled")
+        pool().forget(found.sweep.draft)
+
+
 def _run(found: Session, running: Running) -> None:
+    stop_questions(found)
     found.running, found.error, found.note = running, None, ""
 
 
@@ -177,6 +239,9 @@ def _take_over(found: Session, running: Running) -> None:
     job = running.job
     if job.state == "cancelled":
         return
+    if running.kind in ("recipe", "what_if"):
+        _take_over_other(found, running)
+        return
     if job.error is not None:
         found.error = job.error
         found.infeasible = running.kind == "solve" and isinstance(job.error, InfeasibleError)
@@ -196,7 +261,7 @@ def _started(found: Session, running: Running) -> None:
     document = Document(
         project=project_id(plan.request.model, plan.mesh, graph.fingerprint),
         draft=running.draft, graph=graph, graph_path=running.worker.spec.graph_path, plan=plan,
-        memory_bytes=running.request.memory_bytes,
+        memory_bytes=running.request.memory_bytes, history=PinHistory(pins=demands.of_plan(plan)),
     )  # fmt: skip
     show(found, document)
     drafts.store(found)
@@ -223,6 +288,19 @@ def _prove_if_open(found: Session, time_limit_s: float) -> None:
 
 def _exported(found: Session, running: Running) -> None:
     found.exported = (running.plan_id, running.job.result)
+
+
+def _take_over_other(found: Session, running: Running) -> None:
+    """A plan to compare with, or why there is none: nothing that is open changes."""
+    job = running.job
+    if running.kind == "recipe":
+        found.others[running.name] = job.error if job.error is not None else job.result
+        return
+    same, best = what_if_labels(running.plan_id, running.name)
+    if job.error is not None:
+        found.others[same] = found.others[best] = job.error
+    else:
+        found.others[same], found.others[best] = job.result
 
 
 def _take_over_proof(found: Session, running: Running) -> None:

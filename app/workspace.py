@@ -147,6 +147,15 @@ class Workspace:
     def load_plan(self, project: str, plan_id: str) -> Plan:
         return Plan.from_json(read_json(self._project(project) / "plans" / f"{checked_id(plan_id)}.json"))
 
+    def plans(self, project: str) -> tuple[tuple[str, float], ...]:
+        """(plan id, when it was written) of every plan of a project, the newest first."""
+        paths = [path for path in (self._project(project) / "plans").glob("*.json") if _ID.fullmatch(path.stem)]
+        return tuple((path.stem, path.stat().st_mtime) for path in sorted(paths, key=lambda path: -path.stat().st_mtime))
+
+    def graphs(self, project: str) -> tuple[Path, ...]:
+        """Files of the graphs of a project."""
+        return tuple(sorted((self._project(project) / "graphs").glob("*.json.gz")))
+
     # ---- projects -------------------------------------------------------------------------------------------------
     def save_project(self, project: str, data: dict[str, Any]) -> None:
         write_atomically(self._project(project) / "project.json", json.dumps(data, indent=1).encode())

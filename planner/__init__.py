@@ -41,6 +41,7 @@ _HOME = {
     "models": "pipeline",
     "make_plan": "pipeline",
     "hardware_names": "pipeline",
+    "hardware_profile": "pipeline",
     "check_batch": "pipeline",
     "check_same_model": "pipeline",
     "planned_graph": "pipeline",

@@ -104,10 +104,16 @@ class AttentionConstants:
 
 @dataclass(frozen=True, kw_only=True)
 class PointwiseConstants:
-    """`t = bytes / (hbm·efficiency) + launch_us`."""
+    """`t = bytes / (hbm·efficiency) + launch_us`.
+
+    Attributes:
+        cached_rate: (bytes, fraction of the datasheet bandwidth) when a kernel runs again and again on the same tensors, which
+            then stay in the cache. Benchmarks do that, training does not: plans are priced without it.
+    """
 
     efficiency: float
     launch_us: float
+    cached_rate: Points
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,10 +136,11 @@ class ScanConstants:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchConstants:
-    """Time of the issuing CPU thread: per operator in eager PyTorch, per kernel of a compiled program."""
+    """Time of the issuing CPU thread: per operator in eager PyTorch, per kernel of a compiled program, per collective call."""
 
     eager_us: float
     compiled_us: float
+    collective_us: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -395,6 +402,7 @@ class _Reader:
             pointwise=PointwiseConstants(
                 efficiency=self.number("pointwise.efficiency", 0.05, 1),
                 launch_us=self.number("pointwise.launch_us", 0, 100),
+                cached_rate=self.points("pointwise.cached_rate", 0.05, 5),
             ),
             scan=ScanConstants(
                 chunk=int(self.number("scan.chunk", 1, 1e6)),
@@ -406,7 +414,9 @@ class _Reader:
                 convolution_launch_us=self.number("scan.convolution_launch_us", 0, 100),
             ),
             launch=LaunchConstants(
-                eager_us=self.number("launch.eager_us", 0, 1000), compiled_us=self.number("launch.compiled_us", 0, 1000)
+                eager_us=self.number("launch.eager_us", 0, 1000),
+                compiled_us=self.number("launch.compiled_us", 0, 1000),
+                collective_us=self.number("launch.collective_us", 0, 1000),
             ),
             node=self.node(),
             fabric=self.fabric(),

@@ -116,7 +116,8 @@ class KernelShapes:
         `attention`  batch, heads, kv_heads, seq_q, seq_k, head_dim; fields causal (bool), backward (bool), library (optional)
         `scan`       batch, heads, seq         (chunked scan of linear attention, forward)
         `conv1d`     tokens, channels          (short causal convolution)
-        `pointwise`  operand_bytes [strategies, operands], output_bytes [strategies, outputs]: read + written if nothing is fused
+        `pointwise`  operand_bytes [strategies, operands], output_bytes [strategies, outputs]: read + written if nothing is fused;
+                     field repeated (optional): in a loop over the same tensors
         `region`     flops, operand_bytes, output_bytes, sent_bytes [strategies, collectives]; field sent ((kind, axes), ...)
         `view`, `leaf`  nothing: no time
         `factory`    output_bytes: written only

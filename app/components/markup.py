@@ -34,6 +34,7 @@ STYLE = """
 .px td, .px th { text-align: left; vertical-align: top; padding: 3px 8px 3px 0; border: 0; }
 .px tr + tr td { border-top: 1px solid color-mix(in srgb, currentColor 12%, transparent); }
 .px code { font-size: 12px; overflow-wrap: anywhere; background: none; padding: 0; color: inherit; }
+.px td.value { white-space: nowrap; }
 .px .move { display: block; font-weight: 600; }
 </style>
 """
@@ -89,7 +90,8 @@ def tensor_table(rows: tuple[TensorRow, ...], caption: str) -> str:
 def number_table(quantities: tuple[Quantity, ...]) -> str:
     """Name, value and source of each number."""
     rows = "".join(
-        f"<tr><td>{escape(q.label)}</td><td><b>{escape(q.text)}</b></td><td>{escape(q.source)}</td></tr>" for q in quantities
+        f"<tr><td>{escape(q.label)}</td><td class='value'><b>{escape(q.text)}</b></td><td>{escape(q.source)}</td></tr>"
+        for q in quantities
     )
     return f'{STYLE}<div class="px"><table>{rows}</table></div>'
 
@@ -100,10 +102,12 @@ def change_row(name: str, before: str, after: str, count: int) -> str:
     return f'{STYLE}<div class="px"><code>{escape(name)}</code>{times}<br>{placements}</div>'
 
 
-def pin_row(where: str, placements: str, note: str, matches: str) -> str:
+def demand_row(headline: str, where: str, options: tuple[str, ...], note: str, matches: str) -> str:
+    """A pin or another demand: what, its placements, where, how many tensors, why."""
+    placements = '<span class="soft">or</span> '.join(f"{chips(text)} " for text in options)
+    place = f'<br><code>{escape(where)}</code> <span class="soft">{escape(matches)}</span>' if where else ""
     reason = f'<br><span class="soft">{escape(note)}</span>' if note else ""
-    text = f'<code>{escape(where)}</code> <span class="soft">{escape(matches)}</span>'
-    return f'{STYLE}<div class="px">{chips(placements)} {text}{reason}</div>'
+    return f'{STYLE}<div class="px"><b>{escape(headline)}</b> {placements}{place}{reason}</div>'
 
 
 def lines(texts: tuple[str, ...]) -> str:

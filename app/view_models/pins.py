@@ -1,4 +1,5 @@
-"""Pins as the user edits them: scopes, history with undo and redo, and the log that brings both back after a restart."""
+"""Pins, and demands of every other kind, as the user edits them: scopes, history with undo and redo, and the log that brings
+both back after a restart."""
 
 from __future__ import annotations
 
@@ -6,10 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from app.view_models.demands import Demands, added, mark, where_of
 from app.view_models.placements import placements_text
-from planner import InvalidConstraintError, JointGraph, Mesh, Pin, Plan, resolve, without_layer
+from planner import InvalidConstraintError, JointGraph, Mesh, Plan, resolve, without_layer
+from planner.constraint import Constraint, from_json
 
-Pins = tuple[Pin, ...]
+Pins = Demands
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +37,9 @@ class PinHistory:
         return PinHistory(pins=self.future[0], past=(*self.past, self.pins), future=self.future[1:])
 
 
-def with_pin(pins: Pins, pin: Pin) -> Pins:
-    """`pin` added; it replaces one with the same WHERE."""
-    return (*(p for p in pins if p.where != pin.where), pin)
-
-
-def without_pin(pins: Pins, where: str) -> Pins:
-    return tuple(p for p in pins if p.where != where)
+def with_pin(pins: Pins, pin: Constraint) -> Pins:
+    """`pin` added; it replaces what was said before about the same placements."""
+    return added(pins, pin)
 
 
 # ---- where a pin applies ------------------------------------------------------------------------------------------------
@@ -108,6 +107,19 @@ def _parameter_behind(graph: JointGraph, index: int, slot: int) -> int | None:
     return at if graph.nodes[at].kind == "param" else None
 
 
+def same_of_group(graph: JointGraph, target: PinTarget, selected: str | None, group: Iterable[str]) -> tuple[str, ...]:
+    """WHERE of the same thing (result, or first parameter, ...) at each selected box; those that have none are left out."""
+    own = targets(graph, selected) if selected else ()
+    if target not in own:
+        return (target.where,)
+    number = own.index(target)
+    found = [target.where]
+    for key in group:
+        others = targets(graph, key)
+        found += [others[number].where] if number < len(others) else []
+    return tuple(dict.fromkeys(found))
+
+
 def offered(legal: Iterable[Any]) -> tuple[str, ...]:
     """Legal placements as texts; those that leave a reduction pending come last."""
     return tuple(sorted(map(placements_text, legal), key=lambda text: "P" in text))
@@ -118,22 +130,19 @@ def count_matches(graph: JointGraph, where: str) -> int:
     return len(resolve(where, graph))
 
 
-def pinned_keys(graph: JointGraph, pins: Iterable[Pin]) -> tuple[dict[str, str], dict[str, str]]:
-    """(key -> placement text, WHERE -> why it no longer means anything). A later pin wins where two overlap."""
-    keys: dict[str, str] = {}
-    orphans: dict[str, str] = {}
+def pinned_keys(graph: JointGraph, pins: Iterable[Constraint]) -> tuple[dict[str, str], dict[Constraint, str]]:
+    """(key -> what is demanded there, demand -> why its WHERE no longer means anything)."""
+    keys: dict[str, dict[type, str]] = {}
+    orphans: dict[Constraint, str] = {}
     for pin in pins:
+        if not where_of(pin):
+            continue
         try:
-            for ref in resolve(pin.where, graph):
-                keys[graph.nodes[ref.node].key] = placements_text(pin.placements)
+            for ref in resolve(where_of(pin), graph):
+                keys.setdefault(graph.nodes[ref.node].key, {})[type(pin)] = mark(pin)
         except InvalidConstraintError as error:
-            orphans[pin.where] = f"{error.message}. {error.hint}"
-    return keys, orphans
-
-
-def num_changed(pins: Pins, plan: Plan) -> int:
-    """How many pins were added, removed or altered since the plan was solved."""
-    return len({where for where, _ in {(p.where, p.placements) for p in pins} ^ {(p.where, p.placements) for p in plan.pins}})
+            orphans[pin] = f"{error.message}. {error.hint}"
+    return {key: "; ".join(texts.values()) for key, texts in keys.items()}, orphans
 
 
 # ---- the log ------------------------------------------------------------------------------------------------------------
@@ -163,9 +172,13 @@ def plan_event(plan: Plan, base: Plan | None, graph: JointGraph, memory_bytes: i
 
 
 def replay(events: Iterable[Mapping[str, Any]]) -> Draft:
-    """Raises InvalidConstraintError if a line is not one that this module writes."""
+    """The first entry with pins is what the plan was opened with: nothing lies before it that could be undone.
+
+    Raises InvalidConstraintError if a line is not one that this module writes.
+    """
     draft = Draft()
     mesh: Mesh | None = None
+    begun = False
     for event in events:
         try:
             kind = event["event"]
@@ -177,7 +190,8 @@ def replay(events: Iterable[Mapping[str, Any]]) -> Draft:
                 )  # fmt: skip
             elif kind == "pins" and mesh is not None:
                 pins = tuple(_pin(data, mesh) for data in event["pins"])
-                draft = replace(draft, history=draft.history.change(pins))
+                draft = replace(draft, history=draft.history.change(pins) if begun else PinHistory(pins=pins))
+                begun = True
             elif kind in ("undo", "redo"):
                 draft = replace(draft, history=draft.history.undo() if kind == "undo" else draft.history.redo())
             else:
@@ -187,6 +201,5 @@ def replay(events: Iterable[Mapping[str, Any]]) -> Draft:
     return draft
 
 
-def _pin(data: Mapping[str, Any], mesh: Mesh) -> Pin:
-    parsed = Pin.parse(f"{data['where']}={data['placements']}", mesh)
-    return Pin(where=parsed.where, placements=parsed.placements, note=str(data.get("note", "")))
+def _pin(data: Mapping[str, Any], mesh: Mesh) -> Constraint:
+    return from_json({"kind": "pin", **data, "note": str(data.get("note", ""))}, mesh)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.view_models.pins import Pins, num_changed
+from app.view_models.demands import Demands as Pins
+from app.view_models.demands import num_changed
 from app.view_models.proofs import gap_text
 from planner import MemoryBudget, Plan
 
@@ -52,7 +53,8 @@ class Strip:
 
 
 def budget_bytes(plan: Plan) -> int | None:
-    return next((c.num_bytes for c in plan.constraints if isinstance(c, MemoryBudget)), None)
+    """The tightest, if there are several."""
+    return min((c.num_bytes for c in plan.constraints if isinstance(c, MemoryBudget)), default=None)
 
 
 def verdict(plan: Plan) -> tuple[str, str]:

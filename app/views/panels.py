@@ -6,17 +6,18 @@ from typing import Any
 
 import streamlit as st
 
-from app import state, work
+from app import asking, state, work
 from app.components import markup
 from app.components.markup import plain
 from app.view_models import changes, inspector
-from app.views import pin_panel
+from app.views import demand_list, pin_panel
 from planner import report_lines
 
 PANES = ("Inspect", "Changes", "Export")
 
 
 def draw(found: state.Session) -> None:
+    asking.follow(found)
     pane = st.segmented_control("Panel", PANES, default=found.pane, required=True, key="pane", label_visibility="collapsed")
     found.pane = pane if pane in PANES else PANES[0]
     if pane == "Changes":
@@ -25,7 +26,7 @@ def draw(found: state.Session) -> None:
         _export(found)
     else:
         _inspect(found)
-        pin_panel.pin_list(found)
+        demand_list.draw(found)
 
 
 def _inspect(found: state.Session) -> None:

@@ -1,26 +1,28 @@
-"""Pinning: what can be pinned at the selection, to which placements, where; and the list of pins."""
+"""Pinning: what can be pinned at the selection, to which placements, where."""
 
 from __future__ import annotations
 
 import streamlit as st
 
 from app import drafts, state, work
-from app.components import markup
 from app.components.markup import plain
 from app.components.pulse import pulse
 from app.jobs import Job
+from app.view_models import demands
 from app.view_models import pins as pins_model
 from app.view_models.pins import PinTarget
 from app.view_models.placements import placement_of, placements_text
 from app.view_models.setup_form import describe
+from app.views import answers
 from app.views.problems import show_error
-from planner import Pin, PlannerError
+from planner import PlannerError
 
-SCOPES = ("this one", "all layers", "glob")
+KINDS = ("Pin", "Allow", "Forbid")
+KIND_HELP = "Pin: exactly this placement. Allow: one of several. Forbid: none of several."
 
 
 def is_stale(document: state.Document) -> bool:
-    return pins_model.num_changed(document.history.pins, document.plan) > 0
+    return demands.num_changed(document.history.pins, document.plan) > 0
 
 
 def pin_form(found: state.Session) -> None:
@@ -31,7 +33,7 @@ def pin_form(found: state.Session) -> None:
     if not targets:
         return
     labels = [target.label for target in targets]
-    label = st.segmented_control("Pin", labels, default=labels[0], required=True, key=f"target {found.selected}")
+    label = st.segmented_control("Tensor", labels, default=labels[0], required=True, key=f"target {found.selected}")
     chosen: PinTarget = targets[labels.index(label)] if label in labels else targets[0]
     work.legal(found, chosen.key).wait(0.15)  # a warm worker answers sooner
     with st.container(key="placements"):
@@ -70,70 +72,69 @@ def _choose(found: state.Session, target: PinTarget, options: tuple[str, ...]) -
         st.caption("No placement can be chosen here: this tensor follows from others.")
         return
     now = placements_text(placement_of(document.plan, target.key))
-    axes = document.plan.mesh.axis_names
-    placement = st.pills(
-        f"To, per axis {', '.join(axes)}", options, default=now if now in options else options[0], required=True,
-        key=f"place {target.where} {now}", format_func=lambda text: f"{text} (now)" if text == now else text,
-    )  # fmt: skip
-    assert placement is not None
-    everywhere = target.everywhere != target.where
-    scopes = SCOPES if everywhere else ("this one", "glob")
-    scope = st.segmented_control("Where", scopes, default=scopes[0], required=True, key=f"scope {target.where}")
-    where = target.everywhere if scope == "all layers" else target.where
-    if scope == "glob":
-        where = st.text_input("Glob", target.everywhere, key=f"glob {target.where}", help="* is one dotted part, ** any number.")
+    kind = st.segmented_control("Demand", KINDS, default=KINDS[0], required=True, key=f"kind {target.where}", help=KIND_HELP)
+    chosen = _options(document, target, options, now, str(kind))
+    places = _places(found, document, target)
     reason = st.text_input("Reason", key=f"reason {target.where}", placeholder="optional, kept with the plan")
-    matches, problem = _matches(document, where)
-    st.caption(plain(problem) if problem else f"Matches {matches} tensor{'s' if matches != 1 else ''}: {plain(where)}")
+    matches, problem = _matches(document, places)
+    said = f"{len(places)} selected ops" if len(places) > 1 else places[0]
+    st.caption(plain(problem) if problem else f"Matches {matches} tensor{'s' if matches != 1 else ''}: {plain(said)}")
     with st.container(horizontal=True):
-        if st.button(f"Pin {matches}", key="pin", disabled=matches == 0):
-            drafts.set_pins(found, pins_model.with_pin(document.history.pins, _pin(document, where, placement, reason)))
+        if st.button(f"{kind} {matches}", key="pin", disabled=matches == 0 or not chosen):
+            pins = document.history.pins
+            for where in places:
+                pins = demands.added(pins, demands.placed(str(kind), where, chosen, reason, document.plan.mesh))
+            drafts.set_pins(found, pins)
             st.rerun()
-        if any(pin.where == where for pin in document.history.pins) and st.button("Unpin", key="unpin"):
-            drafts.set_pins(found, pins_model.without_pin(document.history.pins, where))
+        here = [pin for pin in document.history.pins if demands.where_of(pin) in places]
+        if here and st.button("Unpin", key="unpin"):
+            drafts.set_pins(found, demands.without(document.history.pins, *here))
             st.rerun()
+    alone = len(places) > 1 or problem or places[0] == target.where
+    with st.container(key="answers"):
+        st.fragment(answers.draw)(target.key, target.key if alone else places[0], options, now, chosen[0] if chosen else now)
 
 
-def _pin(document: state.Document, where: str, placement: str, reason: str) -> Pin:
-    parsed = Pin.parse(f"{where}={placement}", document.plan.mesh)
-    return Pin(where=parsed.where, placements=parsed.placements, note=reason.strip())
+def _options(document: state.Document, target: PinTarget, options: tuple[str, ...], now: str, kind: str) -> tuple[str, ...]:
+    """The placements that are picked: one to pin, several to allow or forbid."""
+
+    def shown(text: str) -> str:
+        return f"{text} (now)" if text == now else text
+
+    label = f"To, per axis {', '.join(document.plan.mesh.axis_names)}"
+    if kind == "Pin":
+        placement = st.pills(
+            label, options, default=now if now in options else options[0], required=True, key=f"place {target.where} {now}",
+            format_func=shown,
+        )  # fmt: skip
+        return (str(placement),)
+    several = "One of" if kind == "Allow" else "None of"
+    picked = st.pills(
+        label.replace("To", several, 1), options, selection_mode="multi", key=f"{kind.lower()} {target.where} {now}",
+        default=[now] if kind == "Allow" and now in options else [], format_func=shown,
+    )  # fmt: skip
+    return tuple(option for option in options if option in picked)
 
 
-def _matches(document: state.Document, where: str) -> tuple[int, str]:
+def _places(found: state.Session, document: state.Document, target: PinTarget) -> tuple[str, ...]:
+    """Where the demand applies: one WHERE, or one for each op selected."""
+    scopes = ["this one", *(["all layers"] if target.everywhere != target.where else []), "glob"]
+    group = pins_model.same_of_group(document.shown, target, found.selected, found.group)
+    if len(group) > 1:
+        scopes.insert(0, f"{len(group)} selected")
+    key = f"scope {target.where}" + (f" {len(group)}" if len(group) > 1 else "")
+    scope = st.segmented_control("Where", scopes, default=scopes[0], required=True, key=key)
+    if scope == "glob":
+        field = st.text_input("Glob", target.everywhere, key=f"glob {target.where}", help="* is one dotted part, ** any number.")
+        return (field,)
+    if scope == "all layers":
+        return (target.everywhere,)
+    return (target.where,) if scope == "this one" else group
+
+
+def _matches(document: state.Document, places: tuple[str, ...]) -> tuple[int, str]:
     """(number of tensors, "") or (0, why not)."""
     try:
-        return pins_model.count_matches(document.shown, where), ""
+        return sum(pins_model.count_matches(document.shown, where) for where in places), ""
     except PlannerError as error:
         return 0, describe(error)
-
-
-def pin_list(found: state.Session) -> None:
-    document = found.document
-    assert document is not None
-    history = document.history
-    _, orphans = pins_model.pinned_keys(document.shown, history.pins)
-    with st.container(border=True, key="pins"):
-        stale = " · plan is stale" if is_stale(document) else ""
-        st.markdown(f"**Pins ({len(history.pins)})**{stale}")
-        for number, pin in enumerate(history.pins):
-            matches = orphans.get(pin.where) or _count_text(document, pin.where)
-            with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-                st.html(markup.pin_row(pin.where, placements_text(pin.placements), pin.note, matches), width="stretch")
-                if st.button("Remove", key=f"remove_{number}", type="tertiary"):
-                    drafts.set_pins(found, pins_model.without_pin(history.pins, pin.where))
-                    st.rerun()
-        with st.container(horizontal=True):
-            if st.button("Undo", key="undo", disabled=not history.past):
-                drafts.undo(found)
-                st.rerun()
-            if st.button("Redo", key="redo", disabled=not history.future):
-                drafts.redo(found)
-                st.rerun()
-            if st.button("Clear", key="clear", disabled=not history.pins):
-                drafts.set_pins(found, ())
-                st.rerun()
-
-
-def _count_text(document: state.Document, where: str) -> str:
-    count = pins_model.count_matches(document.shown, where)
-    return f"×{count}" if count > 1 else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from app import state
+from app import opening, state
 from app.components.markup import plain
 from app.view_models.setup_form import describe
 from planner import InfeasibleError, PlannerError
@@ -32,11 +32,27 @@ def session_errors(found: state.Session) -> None:
         st.warning(plain(describe(found.storage_error)))
     if found.note:
         st.caption(plain(found.note))
-    if found.error is not None and show_error(found.error, key="session"):
+    if found.error is not None and _session_error(found, found.error):
         found.error = None
         found.infeasible = False
         st.rerun()
 
 
+def _session_error(found: state.Session, error: PlannerError) -> bool:
+    """Whether the user dismissed it. A conflict of the demands as they are can be resolved here."""
+    if found.infeasible and isinstance(error, InfeasibleError):
+        from app.views import conflict
+
+        return conflict.draw(found, error)
+    return show_error(error, key="session")
+
+
 def no_plan() -> None:
+    """One sentence, and where to go from here."""
     st.info("No plan is open. Describe a model on the Setup page, or open the demo plan there.")
+    with st.container(horizontal=True):
+        if st.button("Go to Setup", key="no_plan_setup", type="primary"):
+            st.switch_page("views/setup.py")
+        if opening.demo_available() and st.button("Open the demo", key="no_plan_demo"):
+            opening.open_demo(state.session())
+            st.rerun()

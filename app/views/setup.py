@@ -56,7 +56,7 @@ def _fields(form: SetupForm, slots: dict[str, DeltaGenerator]) -> SetupForm:
 
     `slots` gets a place under each field for what is wrong with it.
     """
-    names, profiles = [model.name for model in models()], list(hardware_names())
+    names, profiles = [model.name for model in models()], list(dict.fromkeys((*hardware_names(), form.hardware)))
     for field in fields(form):
         st.session_state.setdefault(field.name, getattr(form, field.name))
     _model_fields(names, slots)

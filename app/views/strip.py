@@ -9,10 +9,12 @@ from app.components import markup
 from app.components.pulse import pulse
 from app.jobs import Running
 from app.view_models import status
-from app.view_models.pins import num_changed
+from app.view_models.demands import num_changed
 from app.views.problems import session_errors
 
-JOB_NAMES = {"start": "Planning", "solve": "Solving", "export": "Exporting"}
+JOB_NAMES = {
+    "start": "Planning", "solve": "Solving", "export": "Exporting", "recipe": "Pricing the recipe", "what_if": "Other hardware",
+}  # fmt: skip
 
 
 def draw(found: state.Session) -> None:

@@ -25,7 +25,7 @@ def score_step(predictor: Predictor, row: Fields) -> Scored:
     stated = bool(row["ac_policy"])
     category = "step time" if stated else "step time, recompute unstated"
     label = f"{row['row_id']} {row['model']} {row['gpu']} x {row['gpus']} fsdp {row['fsdp']} tp {row['tp']} seq {row['seq']}"
-    measured = _measured_us(row)
+    measured = measured_us(row)
     if measured is None:
         return Scored(category=category, source=row["group"], label=label, measured=0.0, skipped="no time stated")
     try:
@@ -35,7 +35,8 @@ def score_step(predictor: Predictor, row: Fields) -> Scored:
     return Scored(category=category, source=row["group"], label=label, measured=measured, predicted=predicted)
 
 
-def _measured_us(row: Fields) -> float | None:
+def measured_us(row: Fields) -> float | None:
+    """Stated, or from tokens per second. None if neither is there."""
     seconds = number(row, "step_time_s")
     if seconds is not None:
         return seconds * 1e6

@@ -103,13 +103,13 @@ def score_attention_figure(row: Fields) -> Scored:
 
 
 def score_memory(path: Path) -> Iterator[Scored]:
-    """One elementwise kernel."""
+    """One elementwise kernel, run again and again on the same tensors."""
     match = MEMORY_FILE.match(path.name)
     assert match is not None
     rows = read_csv(path, ("m", "k", "latency_us", "bytes_read_plus_written"))
     of = _columns(rows, ("latency_us", "bytes_read_plus_written"))
     size = of["bytes_read_plus_written"]
-    kernel = KernelShapes("pointwise", {"output_bytes": size[:, None]})
+    kernel = KernelShapes("pointwise", {"output_bytes": size[:, None]}, fields={"repeated": True})
     us = Kernels(load_profile(PROFILES[match[1]])).us(kernel, Traffic((), (1.0,), 1))
     category = np.where(size >= 64e6, "pointwise, >= 64 MB", "pointwise, < 64 MB")
     labels = [f"{match[1]} {int(s)} B" for s in size]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from planner.accuracy.labels import profile_for
 from planner.accuracy.rows import Fields, Scored, Skip, needed
-from planner.costing.collective import GroupShape, group_curves
+from planner.costing.collective import GroupCurves, GroupShape, group_curves
+from planner.hardware import HardwareProfile
 from planner.redistribution import CollectiveKind
 from planner.units import MIB
 
@@ -22,32 +24,41 @@ FROM_THE_HOST = re.compile(r"torch", re.IGNORECASE)
 """Timed around a blocking call in PyTorch: the operator and the launch are in the time."""
 
 
-def score_collective(row: Fields) -> Scored:
-    """Measured alone: no other group uses the links."""
-    nodes, ranks, size, us = needed(row, "nodes", "gpus", "size_bytes", "time_us")
-    where = "in a node" if nodes == 1 else "across nodes"
-    how = ">= 1 MiB" if size >= MIB else "< 1 MiB"
-    label = f"{row['gpu']} {row['collective']} {int(ranks)} ranks, {int(nodes)} nodes, {int(size)} B, {row['fabric']}"
-    scored = Scored(category=f"collectives {where}, {how}", source=row["source_url"], label=label, measured=us)
-    try:
-        predicted = predict_us(row, int(nodes), int(ranks), size)
-    except Skip as skip:
-        return Scored(**{**vars(scored), "skipped": str(skip)})
-    return Scored(**{**vars(scored), "predicted": predicted})
+@dataclass
+class CollectiveScorer:
+    """Keeps the curves of each group shape on each machine and network. Measured alone: no other group uses the links."""
 
+    curves: dict[tuple[str, str, GroupShape], tuple[HardwareProfile, GroupCurves]] = field(default_factory=dict)
 
-def predict_us(row: Fields, nodes: int, ranks: int, size: float) -> float:
-    variant = row["variant"]
-    if NOT_NCCL.search(variant):
-        raise Skip("not NCCL, or a peak without its size")
-    if row["reliability"] == "low":
-        raise Skip("source marked as of low reliability")
-    if row["collective"] not in set(CollectiveKind):
-        raise Skip(f"no collective {row['collective']!r}")
-    if ranks % nodes:
-        raise Skip("ranks do not divide over the nodes")
-    profile = profile_for(row["gpu"], row["fabric"] if nodes > 1 else "")
-    in_switch = not NO_SWITCH.search(variant) or "NVLS default" in variant
-    host_us = profile.launch.eager_us + profile.launch.compiled_us if FROM_THE_HOST.search(variant) else 0.0
-    curves = group_curves(profile, GroupShape(ranks, nodes, ranks // nodes))
-    return host_us + float(curves.us(CollectiveKind(row["collective"]), np.array([size]), in_switch=in_switch)[0])
+    def score(self, row: Fields) -> Scored:
+        nodes, ranks, size, us = needed(row, "nodes", "gpus", "size_bytes", "time_us")
+        where = "in a node" if nodes == 1 else "across nodes"
+        how = ">= 1 MiB" if size >= MIB else "< 1 MiB"
+        label = f"{row['gpu']} {row['collective']} {int(ranks)} ranks, {int(nodes)} nodes, {int(size)} B, {row['fabric']}"
+        scored = Scored(category=f"collectives {where}, {how}", source=row["source_url"], label=label, measured=us)
+        try:
+            return replace(scored, predicted=self.us(row, int(nodes), int(ranks), size))
+        except Skip as skip:
+            return replace(scored, skipped=str(skip))
+
+    def us(self, row: Fields, nodes: int, ranks: int, size: float) -> float:
+        variant = row["variant"]
+        if NOT_NCCL.search(variant):
+            raise Skip("not NCCL, or a peak without its size")
+        if row["reliability"] == "low":
+            raise Skip("source marked as of low reliability")
+        if row["collective"] not in set(CollectiveKind):
+            raise Skip(f"no collective {row['collective']!r}")
+        if ranks % nodes:
+            raise Skip("ranks do not divide over the nodes")
+        profile, curves = self._curves(row["gpu"], row["fabric"] if nodes > 1 else "", GroupShape(ranks, nodes, ranks // nodes))
+        in_switch = not NO_SWITCH.search(variant) or "NVLS default" in variant
+        host_us = profile.launch.eager_us + profile.launch.compiled_us if FROM_THE_HOST.search(variant) else 0.0
+        return host_us + float(curves.us(CollectiveKind(row["collective"]), np.array([size]), in_switch=in_switch)[0])
+
+    def _curves(self, gpu: str, fabric: str, shape: GroupShape) -> tuple[HardwareProfile, GroupCurves]:
+        key = (gpu, fabric, shape)
+        if key not in self.curves:
+            profile = profile_for(gpu, fabric)
+            self.curves[key] = (profile, group_curves(profile, shape))
+        return self.curves[key]

@@ -15,6 +15,8 @@ CUDNN_FRAMEWORKS = re.compile(r"max|pax|jax|nemo|megatron|\bTE\b|transformer.eng
 """Their attention is cuDNN's on Hopper and later; others run FlashAttention 2."""
 BIASED = re.compile(r"mpt|bloom", re.IGNORECASE)
 """Models whose attention adds a bias by distance (ALiBi)."""
+SPLITS_PRODUCTS = re.compile(r"nemo|megatron-core", re.IGNORECASE)
+"""Frameworks that cut tensor-parallel products into pieces, so that the exchange of one piece runs beside the next."""
 GPT_LIKE = re.compile(r"gpt|mpt|opt|bloom|megatron|nemotron", re.IGNORECASE)
 TIED = re.compile(r"mpt|gpt|megatron", re.IGNORECASE)
 POLICIES = {"none": "none", "no": "none", "full": "full", "": "auto"}
@@ -25,6 +27,7 @@ class Run:
     """One training step. `batch` counts sequences of one micro-step over all devices; `accumulation` micro-steps make a step.
 
     `zero` 1 or 2: parameters whole, optimizer state split over the data ranks. `attention` is its library, "" for the usual one.
+    `hides_exchanges`: activations are exchanged beside the products that make them.
     """
 
     model: str
@@ -39,6 +42,7 @@ class Run:
     compiled: bool
     zero: int
     attention: str = ""
+    hides_exchanges: bool = False
 
 
 def decoder_name(row: Fields) -> str:
@@ -69,7 +73,7 @@ def run_of(row: Fields) -> Run:
         model=decoder_name(row), layers=layers, seq=seq, hardware=profile_name(row["gpu"]), mesh=mesh, recipes=recipes,
         batch=micro_batch * dp * fsdp, accumulation=accumulation, checkpoint=POLICIES[row["ac_policy"].lower()],
         compiled=compiled, zero=int(number(row, "zero") or 0),
-        attention=_library(row),
+        attention=_library(row), hides_exchanges=bool(SPLITS_PRODUCTS.search(row.get("framework", ""))),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from planner.accuracy.ends import MEMORY_COLUMNS, STEP_COLUMNS, VTRAIN_COLUMNS, score_memory_row, score_step, score_vtrain
 from planner.accuracy.kernels import KERNEL_FILES, score_attention_figure
-from planner.accuracy.links import COLLECTIVE_COLUMNS, score_collective
+from planner.accuracy.links import COLLECTIVE_COLUMNS, CollectiveScorer
 from planner.accuracy.rows import Fields, Scored, Skip, read_csv
 from planner.accuracy.steps import Predictor
 from planner.errors import InputError
@@ -51,17 +51,24 @@ def _score_file(path: Path, predictor: Predictor) -> Iterator[Scored] | None:
             return score(path)
     name = path.name.removesuffix(".gz").removesuffix(".csv")
     if name == "collectives":
-        return _each(path, COLLECTIVE_COLUMNS, score_collective)
+        return _each(path, COLLECTIVE_COLUMNS, CollectiveScorer().score)
     if name == "attention_fa_figures":
         return _each(path, FIGURE_COLUMNS, score_attention_figure)
     if name.startswith("e2e_training"):
         return _each(path, STEP_COLUMNS, partial(score_step, predictor))
     if name.startswith("vtrain_"):
         return _each(path, VTRAIN_COLUMNS, partial(score_vtrain, predictor))
+    if name.startswith("moe_grouped_gemm"):
+        return _skipped(path, "grouped matmul", "fused inference kernel of several ops; plans price experts as batched matmuls")
     if name == "memory_e2e":
         models = {row["row_id"]: row for other in path.parent.glob("e2e_training*.csv*") for row in read_csv(other, STEP_COLUMNS)}
         return _each(path, MEMORY_COLUMNS, partial(score_memory_row, predictor, models))
     return None
+
+
+def _skipped(path: Path, category: str, reason: str) -> Iterator[Scored]:
+    for row in read_csv(path, ("latency_us",)):
+        yield Scored(category=category, source=path.name, label=path.name, measured=float(row["latency_us"]), skipped=reason)
 
 
 def _each(path: Path, columns: tuple[str, ...], score: Callable[[Fields], Scored]) -> Iterator[Scored]:

@@ -48,7 +48,7 @@ class Parts:
         gathered: parameters gathered before use; in both phases.
         reduced: sums of gradients over devices.
         update: the optimizer.
-        launches: kernels of a compiled program; operators: those that eager PyTorch runs one by one.
+        launches: kernels of a compiled program; operators: those that eager PyTorch runs one by one; calls: collectives.
         state, kept: bytes of parameters, gradients and optimizer; of saved activations.
     """
 
@@ -62,6 +62,7 @@ class Parts:
     update: float = 0.0
     launches: float = 0.0
     operators: float = 0.0
+    calls: float = 0.0
     state: float = 0.0
     kept: float = 0.0
 
@@ -73,8 +74,11 @@ class Parts:
 
 @dataclass(frozen=True)
 class Predicted:
+    """Of a whole step; `parts` are those of one micro-step."""
+
     step_us: float
     memory_bytes: float
+    parts: Parts
 
 
 @dataclass
@@ -103,7 +107,7 @@ class Predictor:
         if run.zero in (1, 2) and _size(run, "fsdp") == 1:
             state = state * (8 + 8 / data) / 16
             parts = Parts(**{**vars(parts), "update": parts.update / data})
-        return Predicted(step_us(parts, run, profile), state + parts.kept + profile.reserve_bytes)
+        return Predicted(step_us(parts, run, profile), state + parts.kept + profile.reserve_bytes, parts)
 
     def _parts(self, run: Run, profile: HardwareProfile, depth: int) -> Parts:
         key = (
@@ -174,16 +178,17 @@ def parts_of(plan: Plan, graph: JointGraph, collectives: MeshCollectives) -> Par
                 of_op[prefix] += choice.compute_us if node.op.startswith(prefix) else 0.0
             launches += choice.compute_us > 1.5
             operators += node.is_op and node.op not in VIEW_OPS and node.op != CAST_OP
-    exchanged = 0.0
+    exchanged = calls = 0.0
     messages: dict[str, dict[Message, float]] = {"gathered": {}, "reduced": {}}
     for redistribution in plan.redistributions:
         number = node_of[redistribution.tensor[0]]
         kind = "gathered" if number in parameters else "reduced" if number in gradients else ""
-        operators += len(redistribution.steps)
-        launches += len(redistribution.steps)
         for step in redistribution.steps:
             if not kind or step.collective is None:
                 exchanged += step.us
+                operators += 1
+                launches += 1
+                calls += step.collective is not None
                 continue
             call = step.collective
             message = (redistribution.phase, layer_path(graph.nodes[number].module), call.kind, call.axes, call.dtype)
@@ -207,6 +212,7 @@ def parts_of(plan: Plan, graph: JointGraph, collectives: MeshCollectives) -> Par
         state=memory.parameter_bytes + memory.gradient_bytes + memory.optimizer_bytes,
         kept=memory.activation_bytes,
         exchanged=exchanged,
+        calls=calls + sum(map(len, messages.values())),
         **moved,
     )
 
@@ -215,15 +221,22 @@ def step_us(parts: Parts, run: Run, profile: HardwareProfile) -> float:
     """Micro-steps one after the other, the update at the end.
 
     Transfers of parameters and gradients run beside kernels as long as these last and slow them down; gradients of replicated
-    parameters are summed once, with the last micro-step. The host must have started every kernel.
+    parameters are summed once, with the last micro-step. The host must have started every kernel; some stretches of a step wait
+    for the host and others for the device, so the two make a smooth maximum.
     """
     compute = parts.forward + parts.backward
     once = _size(run, "fsdp") == 1
-    every = compute + parts.exchanged + _beside(parts.gathered + (0.0 if once else parts.reduced), compute)
-    last = compute + parts.exchanged + _beside(parts.gathered + parts.reduced, compute)
+    beside, between = (parts.exchanged, 0.0) if run.hides_exchanges else (0.0, parts.exchanged)
+    every = compute + between + _beside(beside + parts.gathered + (0.0 if once else parts.reduced), compute)
+    last = compute + between + _beside(beside + parts.gathered + parts.reduced, compute)
     launch = profile.launch
     host = parts.launches * launch.compiled_us if run.compiled else parts.operators * launch.eager_us
-    return max(every, host) * (run.accumulation - 1) + max(last, host) + parts.update
+    host += parts.calls * launch.collective_us
+    return _slower(every, host) * (run.accumulation - 1) + _slower(last, host) + parts.update
+
+
+def _slower(device: float, host: float) -> float:
+    return (device**3 + host**3) ** (1 / 3)
 
 
 def _beside(transfer: float, compute: float) -> float:

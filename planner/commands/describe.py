@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from planner.constraint import Constraint
+from planner.errors import UnknownHardwareError
 from planner.graph import without_layer
+from planner.hardware import load_profile
 from planner.plan import Plan
+from planner.provenance import prices, total_error_pct
 from planner.units import format_gb, format_gib, format_ms
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "comm_us": plan.comm_us,
         "peak_bytes": plan.memory.peak_bytes,
         "memory": plan.memory.to_json(),
+        "prices": _prices(plan),
         "comm_bytes": plan.comm_bytes,
         "collectives": plan.collective_counts,
         "num_ops": plan.num_ops,
@@ -42,6 +46,20 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "placements": {
             key: [None if p is None else "".join(map(str, p)) for p in choice.outputs] for key, choice in plan.choices.items()
         },
+    }
+
+
+def _prices(plan: Plan) -> dict[str, Any]:
+    """Where the times come from: per kind of work its rule, constants, sources and error bar."""
+    try:
+        hardware = load_profile(plan.hardware_name)
+    except UnknownHardwareError as error:
+        return {"note": error.message}
+    found = prices(plan, hardware)
+    return {
+        "error_pct": round(total_error_pct(found), 1),
+        "profile_changed_since": hardware.content_hash != plan.hardware_hash,
+        "kinds": {price.kind: price.to_json() for price in found},
     }
 
 

@@ -131,7 +131,7 @@ def plan_request(args: argparse.Namespace, replay: Plan | None = None) -> pipeli
     return pipeline.PlanRequest(
         model=_model_request(args, replay),
         mesh=mesh,
-        hardware=(args.hardware or (replay.hardware_name if replay else "h100_sxm")) + (f"+{args.fabric}" if args.fabric else ""),
+        hardware=_hardware(args, replay),
         memory_bytes=parse_bytes(args.memory) if args.memory else None,
         optimizer=args.optimizer or (replay.memory_policy.optimizer if replay else "adamw"),
         gpus_per_node=args.gpus_per_node or (replay.gpus_per_node if replay else 8),
@@ -140,6 +140,14 @@ def plan_request(args: argparse.Namespace, replay: Plan | None = None) -> pipeli
         time_limit_s=args.time_limit,
         checkpoint=args.checkpoint or "auto",
     )
+
+
+def _hardware(args: argparse.Namespace, replay: Plan | None) -> str:
+    """`h100_sxm`, or with another network than its own `h100_sxm+roce_8x400g`. An unknown one is refused before any work."""
+    name: str = args.hardware or (replay.hardware_name if replay else "h100_sxm")
+    name = f"{name.partition('+')[0]}+{args.fabric}" if args.fabric else name
+    pipeline.hardware_profile(name)
+    return name
 
 
 def _model_request(args: argparse.Namespace, replay: Plan | None) -> ModelRequest:

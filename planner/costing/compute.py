@@ -130,7 +130,8 @@ def _pointwise(prices: Kernels, kernel: KernelShapes, traffic: Traffic) -> np.nd
     if traffic.reads and "operand_bytes" in kernel.dims:
         moved = moved + np.asarray(kernel.dims["operand_bytes"], np.float64) @ np.array(traffic.reads, np.float64)
     rule = prices.hardware.pointwise
-    return moved / (rule.efficiency * prices.hardware.hbm_bytes_per_s) * 1e6 + rule.launch_us * traffic.launches
+    rate = _at(rule.cached_rate, moved) if kernel.fields.get("repeated") else rule.efficiency
+    return moved / (rate * prices.hardware.hbm_bytes_per_s) * 1e6 + rule.launch_us * traffic.launches
 
 
 def _region(prices: Kernels, kernel: KernelShapes, traffic: Traffic) -> np.ndarray:

@@ -39,7 +39,8 @@ def load(path: Path) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
         InputError: not a program, made by a torch that this one cannot read, saved without example inputs, or for inference.
     """
     try:
-        program = torch.export.load(path)
+        with torch.device("cpu"):  # the program says itself where its tensors are
+            program = torch.export.load(path)
     except Exception as error:
         raise InputError(
             f"{path} cannot be read as an exported program: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",

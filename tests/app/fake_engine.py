@@ -9,13 +9,17 @@ from types import SimpleNamespace
 from typing import Any
 
 from app.engine import OpenSpec, Progress
-from planner import InfeasibleError, JointGraph, Pin, Plan
+from planner import InfeasibleError, InvalidConstraintError, JointGraph, Pin, Plan, Recipe
+from planner.constraint import Constraint
+from planner.placement import parse
+from planner.sweep import Entry, SweepRequest, meshes
+from tests.app.fake_answers import FakeAnswers
 from tests.app.synthetic import legal, make_plan, small_graph
 
 
-class FakeEngine:
-    """A pin's note says what should happen: `infeasible`, `die`, `bug`, `slow`; `unproved`: the first answer is not proved,
-    the search for a proof finds it, after `slow proof` only when it is cancelled."""
+class FakeEngine(FakeAnswers):
+    """A pin's note says what should happen: `infeasible`, `over budget`, `die`, `bug`, `slow`; `unproved`: the first answer is
+    not proved, the search for a proof finds it, after `slow proof` only when it is cancelled."""
 
     def __init__(self, spec: OpenSpec, progress: Progress) -> None:
         progress("trace")
@@ -25,9 +29,11 @@ class FakeEngine:
     def ready(self, progress: Progress, memory_bytes: int | None) -> None:
         pass
 
-    def start(self, progress: Progress, memory_bytes: int | None, time_limit_s: float) -> tuple[JointGraph, Plan]:
+    def start(
+        self, progress: Progress, memory_bytes: int | None, time_limit_s: float, demands: tuple[Any, ...] = ()
+    ) -> tuple[JointGraph, Plan]:
         progress("solve")
-        return self.graph, make_plan(self.graph, self.mesh, memory_bytes=memory_bytes)
+        return self.graph, make_plan(self.graph, self.mesh, demands, memory_bytes=memory_bytes)
 
     def legal(self, progress: Progress, key: str, output: int = 0) -> tuple[Any, ...]:
         return legal(self.graph, key, self.mesh)
@@ -35,18 +41,21 @@ class FakeEngine:
     def solve(
         self,
         progress: Progress,
-        pins: tuple[Pin, ...],
+        pins: tuple[Constraint, ...],
         memory_bytes: int | None,
         time_limit_s: float,
         exact: bool | None,
         layers: tuple[str, ...] | None = None,
     ) -> Plan:
         progress("solve")
-        notes = {pin.note for pin in pins}
+        notes = {getattr(pin, "note", "") for pin in pins}
         if "infeasible" in notes:
             raise InfeasibleError(
                 "no plan satisfies all pins", hint="Remove one of them.", conflicts=[pin.describe() for pin in pins]
             )
+        if "over budget" in notes and memory_bytes != 41 * 2**30:
+            names = ["memory budget 80.00 GiB", *(pin.describe() for pin in pins)]
+            raise InfeasibleError("too little memory", hint="Raise it.", conflicts=names, shortfall_bytes=2**30)
         if "die" in notes:
             os._exit(3)
         if "bug" in notes:
@@ -64,6 +73,25 @@ class FakeEngine:
         if "slow proof" in notes:
             time.sleep(60)
         return plan
+
+    def recipe(self, progress: Progress, name: str, memory_bytes: int | None, time_limit_s: float) -> Plan:
+        if name == "ep":
+            raise InvalidConstraintError("recipe ep on dp, tp: the model has no experts", hint="Take another recipe.")
+        everywhere = Pin(where="layers.*.attention.wq", placements=parse("RR", self.mesh))
+        plan = make_plan(self.graph, self.mesh, (everywhere,), memory_bytes=memory_bytes)
+        return replace(plan, constraints=(*plan.constraints[:2], Recipe.parse(name, self.mesh)))
+
+    def what_if(self, progress: Progress, plan: Plan, hardware: str, time_limit_s: float) -> tuple[Plan, Plan]:
+        same = replace(plan, hardware_name=hardware)
+        return same, replace(make_plan(self.graph, self.mesh), hardware_name=hardware)
+
+    def sweep(self, progress: Progress, request: SweepRequest) -> None:
+        for mesh in meshes(request.devices, request.axes):
+            if mesh.axis_sizes == (2, 32):
+                progress.row((Entry(mesh=str(mesh), status="infeasible", reason="nothing fits"), None))
+            elif mesh.num_axes == 2:
+                plan = make_plan(self.graph, mesh)
+                progress.row((Entry.of(mesh, plan, 0.1), plan))
 
     def export(self, progress: Progress, plan: Plan) -> Any:
         progress("write")

@@ -126,10 +126,12 @@ def made_up(graph: JointGraph, key: str, mesh: Mesh) -> Placements:
     return parse(wanted, mesh) if parse(wanted, mesh) in options else options[0]
 
 
-def make_plan(graph: JointGraph, mesh: Mesh = MESH, pins: tuple[Pin, ...] = (), *, memory_bytes: int | None = None) -> Plan:
+def make_plan(
+    graph: JointGraph, mesh: Mesh = MESH, pins: tuple[Constraint, ...] = (), *, memory_bytes: int | None = None
+) -> Plan:
     """Pinned tensors lie as pinned, the rest as `made_up`; every use that reads another placement is redistributed."""
     placed = {node.key: made_up(graph, node.key, mesh) for node in graph.nodes}
-    for pin in pins:
+    for pin in (pin for pin in pins if isinstance(pin, Pin)):
         for ref in resolve(pin.where, graph):
             placed[graph.nodes[ref.node].key] = pin.placements
     choices = {

@@ -204,3 +204,43 @@ print(sorted({"torch", "numba", "pulp", "highspy"} & set(sys.modules)))
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root, env=environment)
     assert done.stdout.strip() == "[]"
+
+
+# ---- questions that nobody waits for any more ---------------------------------------------------------------------------
+
+
+def slow_question(worker) -> Job:
+    job = worker.submit("overrides", WQ, pin("slow prices"), ())
+    deadline = time.monotonic() + 60
+    while not job.rows and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert job.active and len(job.rows) == 1
+    return job
+
+
+def test_a_stopped_question_keeps_its_rows_and_the_same_process_answers_the_next(pool):
+    worker = pool.worker("a", SPEC)
+    job = slow_question(worker)
+    start = time.monotonic()
+    worker.stop(job)
+    following = finished(worker.submit("legal", WQ))
+    assert job.state == "cancelled" and len(job.rows) == 1 and job.result is None
+    assert following.state == "done" and following.stages == [] and time.monotonic() - start < 20
+
+
+def test_a_question_stopped_before_it_began_is_never_asked(pool):
+    worker = pool.worker("a", SPEC)
+    first, second = slow_question(worker), worker.submit("overrides", WQ, (), ())
+    worker.stop(second)
+    worker.stop(first)
+    assert finished(worker.submit("legal", WQ)).state == "done" and second.rows == []
+
+
+def test_a_stop_that_comes_too_late_harms_nothing(pool):
+    worker = pool.worker("a", SPEC)
+    for _ in range(20):
+        job = worker.submit("overrides", WQ, (), ())
+        time.sleep(0.003)
+        worker.stop(job)  # before, while or after it is answered
+        after = finished(worker.submit("overrides", WQ, (), ()))
+        assert after.state == "done" and len(after.rows) == len(after.result)

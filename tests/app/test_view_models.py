@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from app.components import markup
-from app.view_models import changes, inspector, pins, proofs, setup_form, status
+from app.view_models import changes, demands, inspector, pins, proofs, setup_form, status
 from app.view_models.pins import PinHistory
 from app.view_models.setup_form import SetupForm
 from planner import InvalidConstraintError, ModelRequest, Pin, Plan, PlanRequest, resolve
@@ -38,7 +38,7 @@ def test_a_change_forgets_what_was_undone():
 
 def test_a_second_pin_at_the_same_place_replaces_the_first():
     other = replace(PIN, placements=parse("RR"))
-    assert pins.with_pin((PIN,), other) == (other,)
+    assert demands.added((PIN,), other) == (other,)
 
 
 def test_a_linear_offers_its_module_output_and_its_weight():
@@ -68,12 +68,14 @@ def test_all_layers_means_one_tensor_per_layer():
 
 
 def test_orphaned_pins_are_kept_and_explained():
-    keys, orphans = pins.pinned_keys(GRAPH, (PIN, replace(PIN, where="layers.*.attention.wz")))
-    assert len(keys) == 4 and "Nearest" in orphans["layers.*.attention.wz"]
+    lost = replace(PIN, where="layers.*.attention.wz")
+    keys, orphans = pins.pinned_keys(GRAPH, (PIN, lost))
+    assert len(keys) == 4 and "Nearest" in orphans[lost]
 
 
 def test_the_log_brings_back_history_plan_and_budget():
-    events = [pins.plan_event(PLAN, None, GRAPH, 2**30), pins.pins_event((PIN,)), pins.pins_event(()), {"event": "undo"}]
+    changes_of_pins = [pins.pins_event(found) for found in ((), (PIN,), ())]
+    events = [pins.plan_event(PLAN, None, GRAPH, 2**30), *changes_of_pins, {"event": "undo"}]
     draft = pins.replay(json.loads(json.dumps(events)))
     assert draft.history.pins == (PIN,) and draft.history.redo().pins == () and draft.history.undo().pins == ()
     assert (draft.plan, draft.graph, draft.memory_bytes) == (PLAN.plan_id, GRAPH.fingerprint, 2**30)
@@ -224,7 +226,7 @@ def test_other_sizes_need_a_new_trace():
 def test_names_never_become_markup():
     hostile = '<img src=x onerror="alert(1)">'
     row = inspector.TensorRow(name=hostile, key="", shape=hostile, local="", placement="S(0)R", steps=(hostile,))
-    for text in (markup.tensor_table((row,), hostile), markup.pin_row(hostile, "RR", hostile, hostile),
+    for text in (markup.tensor_table((row,), hostile), markup.demand_row(hostile, hostile, ("RR",), hostile, hostile),
                  markup.change_row(hostile, "RR", "S(0)R", 2)):  # fmt: skip
         assert "<img" not in text and "&lt;img" in text
     assert markup.plain("![x](http://example.org/a.png)").startswith("\\!\\[x\\]\\(")

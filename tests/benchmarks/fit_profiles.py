@@ -1,10 +1,11 @@
 """Fit the fitted constants of the hardware profiles from a folder of public measurements; print them as TOML.
 
-    python -m tests.benchmarks.fit_profiles FOLDER [gemm|attention|pointwise|nodes|fabrics ...]
+    python -m tests.benchmarks.fit_profiles FOLDER [gemm|attention|pointwise|nodes|fabrics|clocks ...]
 
 Every `residual_pct` is the mean absolute error on rows left out of the fit, split by shape family (kernels) or by source
 (collectives), never by row, unless `range` says otherwise; lines that begin with # print it. Nothing in `planner/` reads the
-folder. Not run by the test suite. Steps, memory and rankings are not fitted: `python -m planner accuracy FOLDER` scores them.
+folder. Not run by the test suite. Of training steps one number per machine is fitted (`clocks`), of rankings and memory none:
+`python -m planner accuracy FOLDER` scores them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from planner.hardware import load_profile
+from tests.benchmarks.fit_clock import fit_clocks
 from tests.benchmarks.fit_collectives import FAMILIES, fit_fabric, fit_node
 from tests.benchmarks.fit_gemm import fit_gemm
 from tests.benchmarks.fit_kernels import fit_attention, fit_pointwise
@@ -34,6 +36,7 @@ def fit_fabrics(folder: Path) -> None:
 
 FITS: Mapping[str, Callable[[Path], None]] = {
     "gemm": fit_gemm, "attention": fit_attention, "pointwise": fit_pointwise, "nodes": fit_nodes, "fabrics": fit_fabrics,
+    "clocks": fit_clocks,
 }  # fmt: skip
 
 

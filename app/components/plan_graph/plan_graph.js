@@ -279,8 +279,8 @@ class PlanGraphView {
     const classes = ["box", "op", `kind-${topology.kinds[topology.ops.kind[index]]}`, before && "changed", pin && "pinned"];
     const group = svg("g", { class: classes.filter(Boolean).join(" "), role: "button", tabindex: -1, "data-id": id, "data-key": key }, this.viewport);
     const spoken = chips.map((chip, k) => `${chip} on ${this.overlay.axes[k]}`).join(", ");
-    group.setAttribute("aria-label", `${name}, ${spoken}${pin ? `, pinned to ${pin}` : ""}${before ? `, was ${before}` : ""}`);
-    svg("title", {}, group, `${key}\n${spoken}${pin ? `\npinned to ${pin}` : ""}${before ? `\nwas ${before}` : ""}`);
+    group.setAttribute("aria-label", `${name}, ${spoken}${pin ? `, ${pin}` : ""}${before ? `, was ${before}` : ""}`);
+    svg("title", {}, group, `${key}\n${spoken}${pin ? `\n${pin}` : ""}${before ? `\nwas ${before}` : ""}`);
     svg("rect", { ...OP, rx: 6, class: "frame" }, group);
     this.drawHeat(group, value / this.hottest.op, OP.height);
     svg("text", { x: 12, y: 17, class: "name" }, group, shorten(name, pin ? 19 : 22));

@@ -107,7 +107,6 @@ def test_written_form(call: Site, written: str) -> None:
         site("aten.full.default", [], "B", (("B",), 1.0), [], "RP"),
         site("aten.arange.default", [], "S", ("S",), [], "PR"),
         site("aten.kthvalue.default", ["B D"], "B D", (X, 2), ["RS(1)"], "RS(1)"),
-        site("mylib.special.default", ["B D"], "B D", (X,), ["RR"], "RR"),
     ],
 )
 def test_what_cannot_be_written_is_refused_by_op_module_and_line(call: Site) -> None:
@@ -119,6 +118,7 @@ def test_what_cannot_be_written_is_refused_by_op_module_and_line(call: Site) -> 
 
 
 def test_an_op_without_an_entry_is_written_as_it_stands_on_whole_copies() -> None:
+    assert write_op(site("mylib.special.default", ["B D"], "B D", (X,), ["RR"], "RR")) == "torch.ops.mylib.special.default(x)"
     assert (
         write_op(site("aten.kthvalue.default", ["B D"], "B D", (X, 1), ["RR"], "RR")) == "torch.ops.aten.kthvalue.default(x, 1)"
     )
@@ -139,6 +139,6 @@ def test_every_plain_call_names_something_that_exists() -> None:
         assert hasattr(torch if namespace == "torch" else torch.ops.aten, name), function
         overload = op.split(".")
         assert hasattr(getattr(torch.ops.aten, overload[1]), overload[2]), op
-    for op in set(LOWERINGS) - {"planner.einsum.default"}:
+    for op in (op for op in LOWERINGS if not op.startswith("planner.")):
         _, packet, overload_name = op.split(".")
         assert hasattr(getattr(torch.ops.aten, packet), overload_name), op

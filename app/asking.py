@@ -1,0 +1,46 @@
+"""Questions of the inspector and of a conflict, to the worker of the open plan. Their jobs are polled by the panels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app import work
+from app.jobs import Job
+from app.state import Session
+
+OF_THE_INSPECTOR = ("overrides", "explain", "local_prices")
+
+
+def follow(found: Session) -> None:
+    """When the selection has moved on, nobody waits for what was asked about the box before."""
+    if found.asked_about != found.selected:
+        work.stop_questions(found, *OF_THE_INSPECTOR)
+        found.questions = {question: job for question, job in found.questions.items() if job.state != "failed"}
+        found.asked_about, found.why = found.selected, None
+
+
+def prices(found: Session, where: str) -> Job:
+    """What pinning `where` to each legal placement would come to (`Override`s), under the constraints of the plan shown."""
+    assert found.document is not None
+    plan = found.document.plan
+    return work.ask(found, "overrides", (where,), where, plan.constraints, plan.checkpointed)
+
+
+def why(found: Session, where: str, placements: Any) -> Job:
+    """Why the plan does not have these placements there (`Explanation`)."""
+    assert found.document is not None
+    return work.ask(found, "explain", (where, placements), found.document.plan, where, placements)
+
+
+def local_prices(found: Session, key: str) -> Job:
+    """What each placement costs at the op alone (`LocalPrice`s)."""
+    assert found.document is not None
+    return work.ask(found, "local_prices", (key,), found.document.plan, key)
+
+
+def give_up(found: Session, conflicts: tuple[str, ...]) -> Job:
+    """What solving again would bring without each member of a conflict (`Relaxation`s)."""
+    document = found.document
+    assert document is not None
+    demands, budget = document.history.pins, document.memory_bytes
+    return work.ask(found, "give_up", (demands, budget, conflicts), demands, budget, conflicts)

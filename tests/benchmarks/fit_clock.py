@@ -1,0 +1,71 @@
+"""Fit of the sustained clock: one number per machine, from training steps that say what they recompute.
+
+Steps are planned once at the profile's clock; at another one matmuls and attention scale. Printed per machine: the clock that
+fits best as mean over sources, and the error of each source under the clock that fits the others best.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from planner.accuracy.ends import STEP_COLUMNS, measured_us
+from planner.accuracy.rows import Skip, read_csv
+from planner.accuracy.runs import Run, run_of
+from planner.accuracy.steps import Parts, Predictor, step_us
+from planner.hardware import load_profile
+
+CLOCKS = np.round(np.arange(0.60, 1.001, 0.02), 2)
+ROWS_PER_SOURCE = 12
+
+Errors = Mapping[str, np.ndarray]
+"""Source -> [rows, clocks] |predicted / measured - 1|."""
+
+
+def at_clock(parts: Parts, factor: float) -> Parts:
+    """`factor` = old clock / new clock. A third of the work of products is in the forward pass."""
+    more = (factor - 1) * (parts.matmul + parts.attention)
+    return replace(parts, forward=parts.forward + more / 3, backward=parts.backward + 2 * more / 3)
+
+
+def errors_of(run: Run, measured: float, predictor: Predictor) -> np.ndarray:
+    profile = load_profile(run.hardware)
+    parts = predictor.predict(run).parts
+    times = [step_us(at_clock(parts, profile.sustained_clock / clock), run, profile) for clock in CLOCKS]
+    return np.abs(np.array(times) / measured - 1)
+
+
+def fit_clocks(folder: Path) -> None:
+    found: dict[str, dict[str, list[np.ndarray]]] = {}
+    predictor = Predictor()
+    for path in sorted(folder.glob("e2e_training*.csv")):
+        rows = read_csv(path, STEP_COLUMNS)
+        random.Random(0).shuffle(rows)
+        for row in rows:
+            measured = measured_us(row)
+            if measured is None or not row["ac_policy"]:
+                continue
+            try:
+                run = run_of(row)
+                mine = found.setdefault(run.hardware, {}).setdefault(row["group"], [])
+                if len(mine) < ROWS_PER_SOURCE:
+                    mine.append(errors_of(run, measured, predictor))
+            except Skip:
+                continue
+    for hardware, sources in sorted(found.items()):
+        report(hardware, {source: np.array(errors) for source, errors in sources.items() if errors})
+
+
+def report(hardware: str, errors: Errors) -> None:
+    means = {source: rows.mean(0) for source, rows in errors.items()}
+    best = CLOCKS[np.mean(list(means.values()), axis=0).argmin()]
+    print(f"# {hardware}: clock {best:.2f} fits best over {len(means)} sources")
+    for source, mine in means.items():
+        others = [curve for other, curve in means.items() if other != source]
+        chosen = int(np.mean(others, axis=0).argmin()) if others else int(mine.argmin())
+        how = f"left out (clock {CLOCKS[chosen]:.2f})" if others else "in sample: the only source"
+        print(f"#   {source}: {100 * mine[chosen]:.1f} % {how}, {len(errors[source])} rows")
