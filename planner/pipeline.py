@@ -21,6 +21,7 @@ from planner.memory import MemoryPolicy
 from planner.mesh import Mesh
 from planner.placement import Placements, Replicate, Shard
 from planner.plan import Plan
+from planner.schedule import Schedule
 from planner.variants import Variants
 
 if TYPE_CHECKING:
@@ -558,6 +559,19 @@ def export(
     tiny = tiny_graph(graph, tracer)
     graph, tiny = planned_graph(plan, graph), None if tiny is None else planned_graph(plan, tiny)
     return export_verified(plan, graph, tiny, verify=verify, embed_plan=embed_plan, progress=progress)
+
+
+def schedule(plan: Plan, graph: JointGraph) -> Schedule:
+    """When the exported step of a plan computes each op, and issues and awaits each redistribution. `graph`: as traced.
+
+    Raises:
+        PlanFormatError: the plan belongs to another model.
+    """
+    from planner.exporting.lower import lower
+    from planner.exporting.parts import schedule_of
+
+    check_same_model(plan, graph)
+    return schedule_of(lower(plan, planned_graph(plan, graph)))
 
 
 def tiny_graph(graph: JointGraph, tracer: Tracer | None = None) -> JointGraph | None:

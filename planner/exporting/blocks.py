@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from planner.errors import ExportError
-from planner.exporting.lower import Block, Call, Move, Program, Value
 from planner.exporting.ops import Site, write_op
+from planner.exporting.program import Arrive, Block, Call, Move, Program, Statement, Value, reads_of
 from planner.exporting.symbols import Sizes
 from planner.graph import FORWARD, JointGraph, Node, TensorMeta, TensorRef, layer_of, without_layer
 from planner.placement import Placements, identifier
 from planner.region import REGION_BACKWARD
+from planner.schedule import Part
 
 LINE = 130
 DROPOUT = "planner.dropout.default"
@@ -66,18 +67,22 @@ class BlockWriter:
     sizes: Sizes
     layouts: Layouts
 
-    def function(self, block: Block) -> Function:
-        return _Writing(self, block).function()
+    def functions(self, block: Block) -> dict[Part, Function]:
+        """The functions of a block; `compute` always, the others where there is something to do."""
+        found = {}
+        if block.unshard:
+            found[Part.UNSHARD] = _Writing(self, block, block.unshard).unshard()
+        found[Part.COMPUTE] = _Writing(self, block, block.statements).compute()
+        if block.reduce:
+            found[Part.REDUCE] = _Writing(self, block, block.reduce).reduce()
+            found[Part.COLLECT] = _Writing(self, block, ()).collect()
+        return found
 
 
 def _last_reads(block: Block) -> dict[Value, int]:
     """value -> number of the last statement that reads it; one beyond the end for what the block returns."""
-    last: dict[Value, int] = {}
-    for at, statement in enumerate(block.statements):
-        read = (statement.source,) if isinstance(statement, Move) else statement.operands
-        last.update((value, at) for value in read if value is not None)
-    returned = (*block.live, *block.saved, *(value for _, value in block.gradients))
-    return {**last, **dict.fromkeys(returned, len(block.statements))}
+    last = {value: at for at, statement in enumerate(block.statements) for value in reads_of(statement)}
+    return {**last, **dict.fromkeys((*block.live, *block.saved, *block.handed), len(block.statements))}
 
 
 @dataclass(frozen=True)
@@ -121,10 +126,11 @@ def _alike(full: Node, tiny: Node) -> bool:
 
 @dataclass
 class _Writing:
-    """One block being written; thrown away afterwards."""
+    """One function of a block being written; thrown away afterwards."""
 
     writer: BlockWriter
     block: Block
+    statements: tuple[Statement, ...]
     names: dict[Value, str] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
     lines: list[str] = field(default_factory=list)
@@ -151,20 +157,58 @@ class _Writing:
             del self.living[value]
         self.lines += [f"del {line.rstrip(',')}" for line in wrapped([self.names[v] for v in dead], "", LINE - 8)]
 
-    def function(self) -> Function:
-        for value in self.block.inputs:
-            self.names[value] = self.fresh(self.input_name(value))
-        parameters = tuple(self.names.values())
-        for at, statement in enumerate(self.block.statements):
+    def compute(self) -> Function:
+        block = self.block
+        parameters = self.parameters((*block.inputs, *block.weights))
+        for at, statement in enumerate(block.statements):
             self.at = at
-            if isinstance(statement, Move):
-                self.comment_reader(statement)
-                self.move(statement)
-            else:
-                self.call(statement)
-        second = self.block.saved if self.block.key.phase == FORWARD else [value for _, value in self.block.gradients]
-        self.lines += return_lines([self.names[v] for v in self.block.live], [self.names[v] for v in second])
+            if not isinstance(statement, Call):
+                self.comment_reader(statement.result)
+            self.statement(statement)
+        second = block.saved if block.key.phase == FORWARD else block.handed
+        self.lines += return_lines([self.names[v] for v in block.live], [self.names[v] for v in second])
         return Function((*parameters, *self.keys), tuple(self.lines), tuple(self.keys))
+
+    def unshard(self) -> Function:
+        parameters = self.parameters(self.block.unshard_inputs)
+        for statement in self.statements:
+            self.statement(statement)
+        self.lines += tuple_return_lines([self.names[v] for v in self.block.weights])
+        return Function(parameters, tuple(self.lines))
+
+    def reduce(self) -> Function:
+        """Gradients as the block hands them out -> begun redistributions, and those that need none."""
+        parameters = self.parameters(self.block.handed)
+        for statement in self.statements:
+            self.statement(statement)
+        self.lines += tuple_return_lines([self.names[value] for _, value in self.block.gradients])
+        return Function(parameters, tuple(self.lines))
+
+    def collect(self) -> Function:
+        """What `reduce` returned -> all gradients as they are stored."""
+        gradients = [value for _, value in self.block.gradients]
+        parameters = self.parameters(gradients)
+        for move in self.block.reduce:
+            self.arrive(Arrive(move.result))
+        self.lines += tuple_return_lines([self.names[value] for value in gradients])
+        return Function(parameters, tuple(self.lines))
+
+    def parameters(self, values: Iterable[Value]) -> tuple[str, ...]:
+        names = []
+        for value in values:
+            names.append(self.fresh(self.input_name(value)))
+            self.names[value] = names[-1]
+            if value in self.block.weights:
+                self.living[value] = None
+        return tuple(names)
+
+    def statement(self, statement: Statement) -> None:
+        if isinstance(statement, Call):
+            self.call(statement)
+        elif isinstance(statement, Move):
+            self.move(statement)
+        else:
+            self.arrive(statement)
 
     def fresh(self, base: str) -> str:
         """A variable name that nothing else uses."""
@@ -182,32 +226,52 @@ class _Writing:
     def input_name(self, value: Value) -> str:
         """Parameters and batch inputs by their names, what only this block reads of another one `x`, the rest by its op."""
         node = self.graph.nodes[value.ref.node]
+        if value in self.block.weights or (self.statements is not self.block.statements and value.moved is not None):
+            return self.moved_name(value)
         if node.is_op and value in self.block.private:
             return "x" if node.phase == FORWARD else "dx"
         if node.kind in ("param", "buffer"):
-            path = node.key.partition(":")[2].removesuffix(".weight")
-            return _LAYER_PREFIX.sub("", path) if self.in_layers else path
+            return self.leaf_name(node)
         if node.kind == "tangent":
             return "dloss"
         if node.kind == "input":
             return node.key.partition(":")[2]
         return output_name(node, value.ref.output)
 
+    def leaf_name(self, node: Node) -> str:
+        path = node.key.partition(":")[2].removesuffix(".weight")
+        return _LAYER_PREFIX.sub("", path) if self.in_layers else path
+
     @property
     def in_layers(self) -> bool:
         return 0 <= self.block.key.number < self.writer.program.num_layers
 
     def move(self, move: Move) -> None:
-        program = self.writer.program
-        redistribution = program.plan.redistributions[move.number]
-        chain = [redistribution.source, *(step.target for step in redistribution.steps)]
         source = self.names[move.source]
         base = re.sub(r"__[a-z0-9_]+$", "", source)
-        name = self.fresh(f"{base}__{identifier(redistribution.target).lower()}")
+        name = self.fresh(f"{base}__{identifier(self.writer.program.placements(move.result)).lower()}")
         self.names[move.result] = name
         self.living[move.result] = None
-        layouts = [self.writer.layouts.name(placements) for placements in chain]
-        self.lines.append(f"{name} = redistribute({', '.join([source, *layouts])})")
+        function = "redistribute_begin" if move.begun else "redistribute"
+        self.lines.append(f"{name} = {function}({', '.join([source, *self.chain(move.number)])})")
+
+    def arrive(self, arrive: Arrive) -> None:
+        """Under the same name: no second name keeps the buffer when this one is deleted."""
+        assert arrive.result.moved is not None
+        name = self.names[arrive.result]
+        self.lines.append(f"{name} = redistribute_end({', '.join([name, *self.chain(arrive.result.moved)])})")
+
+    def chain(self, number: int) -> list[str]:
+        """The layouts that a redistribution goes through, source first."""
+        redistribution = self.writer.program.plan.redistributions[number]
+        passed = (redistribution.source, *(step.target for step in redistribution.steps))
+        return [self.writer.layouts.name(placements) for placements in passed]
+
+    def moved_name(self, value: Value) -> str:
+        """Name of a parameter-only value or a gradient that another function of the block made."""
+        node = self.graph.nodes[value.ref.node]
+        base = output_name(node, value.ref.output) if node.is_op else self.leaf_name(node)
+        return base if value.moved is None else f"{base}__{identifier(self.writer.program.placements(value)).lower()}"
 
     def call(self, call: Call) -> None:
         node, tiny = self.graph.nodes[call.node], self.writer.tiny.node(call.node)
@@ -248,10 +312,10 @@ class _Writing:
     def tiny_meta(self, node: int, slot: int) -> TensorMeta:
         return self.writer.tiny.meta(self.graph.nodes[node].operands[slot])
 
-    def comment_reader(self, move: Move) -> None:
+    def comment_reader(self, moved: Value) -> None:
         """A move that the next op reads stands under that op's module."""
         reader = next((s for s in self.block.statements[self.at :] if isinstance(s, Call)), None)
-        if reader is not None and any(value is not None and value.ref == move.source.ref for value in reader.operands):
+        if reader is not None and any(value is not None and value.ref == moved.ref for value in reader.operands):
             self.comment(self.graph.nodes[reader.node])
 
     def comment(self, node: Node) -> None:
@@ -260,7 +324,8 @@ class _Writing:
         if module and self.graph.repeated_layer(node) is not None:
             module += ", forward again"
         if module and module != self.module:
-            self.delete_dead()
+            if self.statements is self.block.statements:
+                self.delete_dead()
             self.lines.append(f"# {module}")
             self.module = module
 
@@ -272,7 +337,7 @@ _RESERVED = frozenset({
     "torch", "aten", "dist", "nn", "math", "os", "sys", "json", "time", "hashlib", "threading", "local", "move", "piece", "even",
     "split", "join", "redistribute", "sdpa_fwd", "sdpa_bwd", "own_index", "batch", "cut", "check", "train", "main", "start",
     "shard_dim", "local_shape", "noise", "dropout", "dropout_key", "mixed", "initial", "configure", "arguments", "parameters",
-    "compare", "log",
+    "compare", "log", "redistribute_begin", "redistribute_end",
 })  # fmt: skip
 """Names of the file that a variable of a block must not hide."""
 
@@ -347,6 +412,11 @@ def return_lines(live: list[str], second: list[str]) -> list[str]:
     if len(one) + 4 <= LINE:
         return [one]
     return ["return (", *wrapped([tuple_text(live)], "    "), "    (", *wrapped(second, "        ", LINE - 4), "    ),", ")"]
+
+
+def tuple_return_lines(names: list[str]) -> list[str]:
+    one = f"return {tuple_text(names)}"
+    return [one] if len(one) + 4 <= LINE else ["return (", *wrapped(names, "    ", LINE - 4), ")"]
 
 
 def tuple_text(items: list[str]) -> str:

@@ -11,10 +11,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.exporting.blocks import wrapped
-from planner.exporting.lower import Block, Program, Value
+from planner.exporting.blocks import call_lines, wrapped
+from planner.exporting.parts import Turn, left, turns
+from planner.exporting.program import Block, Program, Value
 from planner.graph import BACKWARD, FORWARD, TensorRef, layer_of
-from planner.schedule import BlockKey
+from planner.schedule import BlockKey, Part
 
 INDENT = " " * 8
 
@@ -26,20 +27,73 @@ class Spelling:
     relative: str | None
     absolute: str
 
+    @property
+    def texts(self) -> set[str]:
+        return {self.absolute} if self.relative is None else {self.relative, self.absolute}
+
+    def inside(self, pattern: str) -> Spelling:
+        return Spelling(None if self.relative is None else pattern.format(self.relative), pattern.format(self.absolute))
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of a function, each target and argument in all its spellings."""
+
+    part: Part
+    function: str
+    targets: tuple[Spelling, ...]
+    arguments: tuple[Spelling, ...]
+
+    @property
+    def spellings(self) -> tuple[Spelling, ...]:
+        return *self.targets, *self.arguments
+
+    @property
+    def shape(self) -> tuple[str, int, int]:
+        """Calls in one loop agree in this."""
+        return self.function, len(self.targets), len(self.arguments)
+
+    def lines(self) -> list[str]:
+        targets = [target.absolute for target in self.targets]
+        return _call(self.target_text(targets), self.function, starred([a.absolute for a in self.arguments]))
+
+    def target_text(self, targets: list[str]) -> str:
+        if self.part is Part.COLLECT:
+            return _tuple(targets)
+        if self.part is not Part.COMPUTE:
+            return targets[0]
+        if len(targets) == 1:
+            return f"{targets[0]}, _"
+        return ", ".join(targets) if not targets[1].startswith("grad[") else f"{targets[0]}, {_tuple(targets[1:])}"
+
+
+def _common(calls: Sequence[_Call]) -> _Call:
+    """The call that a loop makes in each of its turns, in the one spelling that fits all."""
+    if len(calls) == 1:
+        return calls[0]
+    one = calls[0]
+    chosen = []
+    for column in zip(*(call.spellings for call in calls), strict=True):
+        same, relative = {s.absolute for s in column}, column[0].relative
+        text = column[0].absolute if len(same) == 1 or relative is None else relative
+        chosen.append(Spelling(None, text))
+    count = len(one.targets)
+    return _Call(one.part, one.function, tuple(chosen[:count]), tuple(chosen[count:]))
+
 
 @dataclass(frozen=True)
 class Run:
-    """Consecutive blocks that call the same function in the same way."""
+    """Consecutive blocks whose turns are written alike."""
 
     blocks: tuple[Block, ...]
-    function: str
-    arguments: tuple[str, ...]
-    gradients: tuple[str, ...]
+    calls: tuple[_Call, ...]
     is_loop: bool
 
 
 class Driver:
-    def __init__(self, program: Program, functions: dict[BlockKey, str], noise: dict[BlockKey, tuple[str, ...]]) -> None:
+    def __init__(
+        self, program: Program, functions: dict[tuple[BlockKey, Part], str], noise: dict[BlockKey, tuple[str, ...]]
+    ) -> None:
         """`noise`: the last parameters of each block's function, which are keys of dropouts."""
         self.noise = noise
         self.program = program
@@ -71,8 +125,16 @@ class Driver:
         return found
 
     def lines(self, phase: str) -> list[str]:
-        blocks = [block for block in self.program.blocks if block.key.phase == phase]
-        return [INDENT + line for run in self._runs(blocks) for line in self._run_lines(run)]
+        order = turns(self.program, phase)
+        lines: list[str] = []
+        if order and order[0].block.unshard:
+            lines += self._unshard(order[0].block, order[0].block.key).lines()
+        for run in self._runs(order):
+            lines += self._run_lines(run)
+        last = left(order)
+        if last is not None:
+            lines += self._collect(last, last.key).lines()
+        return [INDENT + line for line in lines]
 
     # ---- spelling ---------------------------------------------------------------------------------------------------
     def _argument(self, value: Value, key: BlockKey) -> Spelling:
@@ -96,29 +158,65 @@ class Driver:
 
     def _by_name(self, table: str, name: str, key: BlockKey) -> Spelling:
         absolute = f"{table}[{name!r}]".replace("'", '"')
-        if layer_of(name) != key.number:
-            return Spelling(absolute, absolute)
-        before, after = name.split(f".{key.number}.", 1)
-        return Spelling(f'{table}[f"{before}.{{i}}.{after}"]', absolute)
+        layer = layer_of(name)
+        if layer is None or abs(layer - key.number) > 1:
+            return Spelling(None, absolute)
+        before, after = name.split(f".{layer}.", 1)
+        return Spelling(f'{table}[f"{before}.{{{_relative(layer, key)}}}.{after}"]', absolute)
 
     def _at(self, store: str, index: int, position: int, key: BlockKey) -> Spelling:
-        offset = index - key.number
-        relative = "i" if offset == 0 else f"i {'+' if offset > 0 else '-'} {abs(offset)}"
-        return Spelling(f"{store}[{relative}][{position}]" if abs(offset) <= 1 else None, f"{store}[{index}][{position}]")
+        return self._indexed(store, index, key).inside(f"{{}}[{position}]")
 
-    # ---- loops ------------------------------------------------------------------------------------------------------
-    def _runs(self, blocks: Sequence[Block]) -> list[Run]:
-        runs, at = [], 0
-        while at < len(blocks):
-            count = self._longest_run(blocks[at:])
-            runs.append(self._run(blocks[at : at + count]))
-            at += count
-        return runs
+    def _indexed(self, store: str, index: int, key: BlockKey) -> Spelling:
+        relative = f"{store}[{_relative(index, key)}]" if abs(index - key.number) <= 1 else None
+        return Spelling(relative, f"{store}[{index}]")
 
-    def _spellings(self, block: Block) -> list[Spelling]:
-        gradients = [self._by_name("grad", self._gradient_name(parameter), block.key) for parameter, _ in block.gradients]
-        noise = [self._noise(name, block) for name in self.noise[block.key]]
-        return [*(self._argument(value, block.key) for value in block.inputs), *noise, *gradients]
+    def _popped(self, store: str, index: int, key: BlockKey) -> Spelling:
+        """All that a function returned; the driver keeps no reference."""
+        relative = f"*{store}.pop({_relative(index, key)})" if abs(index - key.number) <= 1 else None
+        return Spelling(relative, f"*{store}.pop({index})")
+
+    # ---- calls ------------------------------------------------------------------------------------------------------
+    def _turn_calls(self, turn: Turn) -> tuple[_Call, ...]:
+        """What the file says in the turn of a block: the next block's unshard, the block, an earlier collect, its own reduce."""
+        key, calls = turn.block.key, []
+        if turn.ahead is not None:
+            calls.append(self._unshard(turn.ahead, key))
+        calls.append(self._compute(turn.block))
+        if turn.collected is not None:
+            calls.append(self._collect(turn.collected, key))
+        if turn.block.reduce:
+            here = self._indexed("r", key.number, key)
+            calls.append(_Call(Part.REDUCE, self.functions[key, Part.REDUCE], (here,), (here.inside("*{}"),)))
+        return tuple(calls)
+
+    def _unshard(self, block: Block, key: BlockKey) -> _Call:
+        """`key`: the block in whose turn it is called."""
+        target = self._indexed("w", block.key.number, key)
+        arguments = tuple(self._by_name("p", self._stored_name(value.ref), key) for value in block.unshard_inputs)
+        return _Call(Part.UNSHARD, self.functions[block.key, Part.UNSHARD], (target,), arguments)
+
+    def _compute(self, block: Block) -> _Call:
+        key = block.key
+        first = self._indexed("f" if key.phase == FORWARD else "g", key.number, key)
+        weights = (self._popped("w", key.number, key),) if block.weights else ()
+        noise = (self._noise(name, block) for name in self.noise[key])
+        arguments = (*(self._argument(value, key) for value in block.inputs), *weights, *noise)
+        targets: tuple[Spelling, ...]
+        if key.phase == FORWARD:
+            targets = (first, self._indexed("saved", key.number, key))
+        elif block.reduce:
+            targets = (first, self._indexed("r", key.number, key))
+        else:
+            targets = (first, *self._gradients(block, key))
+        return _Call(Part.COMPUTE, self.functions[key, Part.COMPUTE], targets, arguments)
+
+    def _collect(self, block: Block, key: BlockKey) -> _Call:
+        arguments = (self._popped("r", block.key.number, key),)
+        return _Call(Part.COLLECT, self.functions[block.key, Part.COLLECT], self._gradients(block, key), arguments)
+
+    def _gradients(self, block: Block, key: BlockKey) -> tuple[Spelling, ...]:
+        return tuple(self._by_name("grad", self.graph.parameter_of_node[leaf].name, key) for leaf, _ in block.gradients)
 
     def _noise(self, name: str, block: Block) -> Spelling:
         """The argument for a parameter `noise` (of the block's own layer), `noise_3` or `noise_outside`."""
@@ -128,19 +226,27 @@ class Driver:
         inside = self._in_layers(block)
         return Spelling("dropout_key(i)" if inside else None, f"dropout_key({block.key.number if inside else -1})")
 
-    def _gradient_name(self, parameter: int) -> str:
-        return self.graph.parameter_of_node[parameter].name
+    # ---- loops ------------------------------------------------------------------------------------------------------
+    def _runs(self, order: Sequence[Turn]) -> list[Run]:
+        runs, at = [], 0
+        while at < len(order):
+            count = self._longest_run(order[at:])
+            runs.append(self._run(order[at : at + count]))
+            at += count
+        return runs
 
-    def _longest_run(self, blocks: Sequence[Block]) -> int:
-        first = blocks[0]
-        if not self._in_layers(first):
+    def _longest_run(self, order: Sequence[Turn]) -> int:
+        if not self._in_layers(order[0].block):
             return 1
-        open_spellings = [{s.relative, s.absolute} - {None} for s in self._spellings(first)]
+        first = self._turn_calls(order[0])
+        open_spellings = [s.texts for call in first for s in call.spellings]
         count = 1
-        for block in blocks[1:]:
-            if not self._in_layers(block) or self.functions[block.key] != self.functions[first.key]:
+        for turn in order[1:]:
+            calls = self._turn_calls(turn)
+            if not self._in_layers(turn.block) or [c.shape for c in calls] != [c.shape for c in first]:
                 break
-            common = [known & {s.relative, s.absolute} for known, s in zip(open_spellings, self._spellings(block), strict=True)]
+            spelled = [s.texts for call in calls for s in call.spellings]
+            common = [known & texts for known, texts in zip(open_spellings, spelled, strict=True)]
             if not all(common):
                 break
             open_spellings, count = common, count + 1
@@ -149,30 +255,21 @@ class Driver:
     def _in_layers(self, block: Block) -> bool:
         return 0 <= block.key.number < self.program.num_layers
 
-    def _run(self, blocks: Sequence[Block]) -> Run:
-        first = blocks[0]
-        every = [self._spellings(block) for block in blocks]
-        texts = []
-        for column in zip(*every, strict=True):
-            same = {s.absolute for s in column}
-            relative = column[0].relative
-            texts.append(column[0].absolute if len(same) == 1 or relative is None else relative)
-        if len(blocks) == 1:
-            texts = [column[0].absolute for column in zip(*every, strict=True)]
-        count = len(first.inputs) + len(self.noise[first.key])
-        return Run(tuple(blocks), self.functions[first.key], tuple(texts[:count]), tuple(texts[count:]), len(blocks) > 1)
+    def _run(self, order: Sequence[Turn]) -> Run:
+        columns = zip(*(self._turn_calls(turn) for turn in order), strict=True)
+        return Run(tuple(turn.block for turn in order), tuple(_common(calls) for calls in columns), len(order) > 1)
 
     # ---- writing ----------------------------------------------------------------------------------------------------
     def _run_lines(self, run: Run) -> list[str]:
         first, last = run.blocks[0].key.number, run.blocks[-1].key.number
-        forward = run.blocks[0].key.phase == FORWARD
-        index = "i" if run.is_loop else str(first)
-        store, second = ("f", f"saved[{index}]") if forward else ("g", _tuple(run.gradients) if run.gradients else "_")
-        lines = _call(f"{store}[{index}], {second}", run.function, starred(run.arguments))
-        lines += self._frees(run, index)
+        lines: list[str] = []
+        for call in run.calls:
+            lines += call.lines()
+            if call.part is Part.COMPUTE:
+                lines += self._frees(run, "i" if run.is_loop else str(first))
         if not run.is_loop:
             return lines
-        span = f"range({first}, {last + 1})" if forward else f"range({first}, {last - 1}, -1)"
+        span = f"range({first}, {last + 1})" if first <= last else f"range({first}, {last - 1}, -1)"
         return [f"for i in {span}:", *("    " + line for line in lines)]
 
     def _last_reads(self) -> dict[tuple[str, int], int]:
@@ -215,6 +312,11 @@ class Driver:
         ]  # fmt: skip
 
 
+def _relative(index: int, key: BlockKey) -> str:
+    offset = index - key.number
+    return "i" if offset == 0 else f"i {'+' if offset > 0 else '-'} {abs(offset)}"
+
+
 def starred(arguments: Sequence[str]) -> list[str]:
     """`saved[i][2], saved[i][3], saved[i][4]` -> `*saved[i][2:5]`."""
     out: list[str] = []
@@ -245,10 +347,10 @@ def _call(target: str, function: str, arguments: Sequence[str], width: int = 118
     if len(one) <= width:
         return [one]
     if len(target) > width - 30:
-        store, _, rest = target.partition(", (")
+        before, _, rest = target.partition("(")
         names = rest.rstrip(")").rstrip(",").split(", ")
         return [
-            f"{store}, (", *wrapped(names, "    ", width),
-            f") = {function}(", *wrapped(arguments, "    ", width), ")",
+            f"{before}(", *wrapped(names, "    ", width),
+            *call_lines(f") = {function}", arguments),
         ]  # fmt: skip
     return [f"{target} = {function}(", *wrapped(arguments, "    ", width), ")"]

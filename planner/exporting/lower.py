@@ -10,89 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from planner.errors import ExportError
+from planner.exporting.parts import split
+from planner.exporting.program import (
+    GRADIENT_SLOT,
+    Block,
+    Call,
+    Move,
+    Program,
+    Statement,
+    Value,
+    made_by,
+    placements_of,
+    read_by,
+)
 from planner.exporting.segments import assign_blocks, position
 from planner.graph import BACKWARD, FORWARD, JointGraph, Node, TensorRef
 from planner.placement import Placements, text
 from planner.plan import Choice, Plan, Redistribution
 from planner.schedule import BlockKey
-
-GRADIENT_SLOT = -1
-"""Operand slot under which a plan lists `stored as the gradient of this parameter` or `stored as the update of this buffer`."""
-
-
-class Value(NamedTuple):
-    """A tensor in one layout: as its producer made it, or as redistribution number `moved` of the plan left it."""
-
-    ref: TensorRef
-    moved: int | None = None
-
-
-@dataclass(frozen=True)
-class Call:
-    """Run one op of the graph on these values (None: an operand that the op does not read)."""
-
-    node: int
-    operands: tuple[Value | None, ...]
-
-
-@dataclass(frozen=True)
-class Move:
-    """Carry out redistribution number `number` of the plan on `source`; the result is `Value(source.ref, number)`."""
-
-    number: int
-    source: Value
-
-    @property
-    def result(self) -> Value:
-        return Value(self.source.ref, self.number)
-
-
-Statement = Call | Move
-
-
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """One stretch of the program.
-
-    Attributes:
-        live: values that later blocks of the same phase read (forward: or the caller, as the loss).
-        saved: tensors as produced that the backward pass reads (forward blocks only).
-        gradients: parameter node -> the value stored as its gradient (backward blocks only).
-        updates: buffer node -> the value that the step leaves in it (forward blocks only).
-        private: inputs made in another block than the same layer's, which no other block of this phase reads.
-    """
-
-    key: BlockKey
-    statements: tuple[Statement, ...]
-    inputs: tuple[Value, ...]
-    live: tuple[Value, ...]
-    saved: tuple[Value, ...]
-    gradients: tuple[tuple[int, Value], ...]
-    updates: tuple[tuple[int, Value], ...]
-    private: frozenset[Value]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Program:
-    plan: Plan
-    graph: JointGraph
-    num_layers: int
-    blocks: tuple[Block, ...]
-    loss: Value
-
-    def placements(self, value: Value) -> Placements:
-        return placements_of(self.plan, self.graph, value)
-
-
-def placements_of(plan: Plan, graph: JointGraph, value: Value) -> Placements:
-    if value.moved is not None:
-        return plan.redistributions[value.moved].target
-    found = plan.choices[graph.nodes[value.ref.node].key].outputs[value.ref.output]
-    assert found is not None, f"{graph.nodes[value.ref.node].key} has no output {value.ref.output}"
-    return found
 
 
 def lower(plan: Plan, graph: JointGraph) -> Program:
@@ -127,7 +64,7 @@ class _Lowering:
         self._place_moves()
         order = self._ordered_nodes()
         drafts = {key: self._statements(key, nodes) for key, nodes in order.items()}
-        reads = {key: _reads(statements) for key, statements in drafts.items()}
+        reads = {key: read_by(statements) for key, statements in drafts.items()}
         blocks = tuple(self._block(key, statements, reads) for key, statements in drafts.items())
         return Program(
             plan=self.plan, graph=self.graph, num_layers=self.num_layers, blocks=blocks, loss=self._operand(self._loss_node(), 0)
@@ -285,7 +222,7 @@ class _Lowering:
 
     # ---- borders ----------------------------------------------------------------------------------------------------
     def _block(self, key: BlockKey, statements: tuple[Statement, ...], reads: dict[BlockKey, dict[Value, None]]) -> Block:
-        made = _made(self.graph, statements)
+        made = made_by(self.graph, statements)
         kept = tuple(
             (leaf, self._operand(leaf, GRADIENT_SLOT)) for leaf in self.graph.stored if self._use_home(leaf, GRADIENT_SLOT) == key
         )
@@ -299,19 +236,25 @@ class _Lowering:
         if loss in made:
             later.add(loss)
         stored = dict.fromkeys(value for _, value in gradients)
-        inputs = dict.fromkeys(value for value in (*reads[key], *stored) if value not in made)
+        parts = split(self.plan, self.graph, statements, stored=set(stored), elsewhere=later | saved)
+        reads_inside = (*read_by(parts.statements), *(value for value in stored if value not in made))
+        inputs = dict.fromkeys(value for value in reads_inside if value not in made)
         others = {value for other, values in reads.items() if other != key and other.phase == key.phase for value in values}
         private = frozenset(value for value in inputs if value not in others and not self._is_own(value, key))
         assert key.phase == FORWARD or not saved, "a backward tensor is read in forward"
         return Block(
             key=key,
-            statements=statements,
+            statements=parts.statements,
             inputs=tuple(sorted(inputs, key=lambda value: self._input_rank(value, key))),
             live=tuple(v for v in made if v in later),
             saved=tuple(v for v in made if v in saved),
             gradients=gradients,
             updates=updates,
             private=private,
+            unshard=parts.unshard,
+            unshard_inputs=tuple(value for value in read_by(parts.unshard) if value not in made),
+            weights=parts.weights,
+            reduce=parts.reduce,
         )
 
     def _is_own(self, value: Value, key: BlockKey) -> bool:
@@ -331,25 +274,3 @@ class _Lowering:
 
     def _loss_node(self) -> int:
         return self._node("output:loss")
-
-
-def _made(graph: JointGraph, statements: tuple[Statement, ...]) -> dict[Value, None]:
-    made: dict[Value, None] = {}
-    for statement in statements:
-        if isinstance(statement, Move):
-            made[statement.result] = None
-        else:
-            for output, meta in enumerate(graph.nodes[statement.node].outputs):
-                if meta is not None:
-                    made[Value(TensorRef(statement.node, output))] = None
-    return made
-
-
-def _reads(statements: tuple[Statement, ...]) -> dict[Value, None]:
-    reads: dict[Value, None] = {}
-    for statement in statements:
-        if isinstance(statement, Move):
-            reads[statement.source] = None
-        else:
-            reads.update((value, None) for value in statement.operands if value is not None)
-    return reads

@@ -19,14 +19,15 @@ from planner.errors import ExportError
 from planner.exporting.blocks import BlockWriter, Function, Layouts, TinyNodes, call_lines, layout_lines, quoted, wrapped
 from planner.exporting.buffers import BufferFunctions, require_known
 from planner.exporting.driver import Driver
-from planner.exporting.lower import Program, lower
+from planner.exporting.lower import lower
 from planner.exporting.ops import dtype_text
+from planner.exporting.program import Program
 from planner.exporting.regions import import_lines, operator_lines, regions_of
 from planner.exporting.symbols import Sizes, axis_variables
 from planner.graph import BACKWARD, FORWARD, Buffer, JointGraph, Parameter, TensorRef, layer_of, without_layer
 from planner.placement import Placements, Shard, identifier
 from planner.plan import Plan
-from planner.schedule import BlockKey
+from planner.schedule import BlockKey, Part
 from planner.units import GIB, format_ms
 
 TORCH_VERSION = "2.13."
@@ -50,7 +51,7 @@ def write_script(plan: Plan, graph: JointGraph, tiny: JointGraph | None, *, embe
     sizes = _sizes(plan, graph, tiny)
     layouts = Layouts(taken=frozenset([*sizes.full, *sizes.axis_names]))
     writer = BlockWriter(program, TinyNodes(graph, tiny), sizes, layouts)
-    functions = {block.key: writer.function(block) for block in program.blocks}
+    functions = {(block.key, part): f for block in program.blocks for part, f in writer.functions(block).items()}
     names = _function_names(program, functions)
     text = _Script(program, tiny, sizes, layouts, writer.tiny, functions, names, embed_plan).text()
     compile(text, "train.py", "exec")
@@ -81,19 +82,24 @@ _GLOBAL_NAMES = frozenset({
 })  # fmt: skip
 
 
-def _function_names(program: Program, functions: dict[BlockKey, Function]) -> dict[BlockKey, str]:
-    """Blocks with equal text get one name; a second version of the same part gets a number."""
-    names: dict[BlockKey, str] = {}
+def _function_names(program: Program, functions: Functions) -> dict[tuple[BlockKey, Part], str]:
+    """Functions with equal text get one name; a second version of the same part gets a number."""
+    names: dict[tuple[BlockKey, Part], str] = {}
     known: dict[tuple[str, Function], str] = {}
     versions: Counter[str] = Counter()
-    for key, function in functions.items():
-        part = "before" if key.number < 0 else "block" if key.number < program.num_layers else "after"
-        base = f"{part}_{'fwd' if key.phase == FORWARD else 'bwd'}"
+    for (key, part), function in functions.items():
+        place = "before" if key.number < 0 else "block" if key.number < program.num_layers else "after"
+        phase = "fwd" if key.phase == FORWARD else "bwd"
+        base = f"{place}_{_PART_NAMES[part].format(phase)}"
         if (base, function) not in known:
             versions[base] += 1
             known[base, function] = base if versions[base] == 1 else f"{base}_v{versions[base]}"
-        names[key] = known[base, function]
+        names[key, part] = known[base, function]
     return names
+
+
+_PART_NAMES = {Part.COMPUTE: "{}", Part.UNSHARD: "unshard_{}", Part.REDUCE: "reduce", Part.COLLECT: "collect"}
+Functions = dict[tuple[BlockKey, Part], Function]
 
 
 @dataclass(frozen=True)
@@ -103,8 +109,8 @@ class _Script:
     sizes: Sizes
     layouts: Layouts
     tiny_nodes: TinyNodes
-    functions: dict[BlockKey, Function]
-    names: dict[BlockKey, str]
+    functions: Functions
+    names: dict[tuple[BlockKey, Part], str]
     embed_plan: bool
 
     @property
@@ -116,7 +122,8 @@ class _Script:
         return self.program.graph
 
     def text(self) -> str:
-        driver = Driver(self.program, self.names, {key: function.keys for key, function in self.functions.items()})
+        noise = {key: function.keys for (key, part), function in self.functions.items() if part is Part.COMPUTE}
+        driver = Driver(self.program, self.names, noise)
         blocks = self._block_functions()
         step = _fill(
             template("step"),
@@ -131,7 +138,7 @@ class _Script:
         marks["LAYOUTS"] = "\n".join(layout_lines(self.layouts))
         head = _fill(template("head"), marks)
         buffers = _fill(template("buffers"), marks)
-        used = sorted(set(self.names.values()), key=list(self.names.values()).index)
+        used = list(dict.fromkeys(name for (_, part), name in self.names.items() if part is Part.COMPUTE))
         listed = "\n".join(["# compiled one by one with --compile", *call_lines("BLOCKS = ", [f'"{name}"' for name in used])])
         listed = listed.replace('")', '",)') if len(used) == 1 else listed
         fixed = (template(name) for name in ("model", "data", "start", "train", "verify"))

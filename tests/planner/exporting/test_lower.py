@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 
 from planner.errors import ExportError
-from planner.exporting.lower import Call, Move, Program, Value, lower
+from planner.exporting.lower import lower
+from planner.exporting.program import Arrive, Block, Call, Move, Program, Statement, Value
 from planner.graph import BACKWARD, FORWARD, TensorRef
 from planner.plan import Plan
 from planner.schedule import BlockKey
@@ -15,6 +16,10 @@ def lowered(layers: int = 2) -> Program:
     return lower(small_plan(graph), graph)
 
 
+def every_statement(block: Block) -> tuple[Statement, ...]:
+    return *block.unshard, *block.statements, *block.reduce
+
+
 def test_blocks_run_in_order_forward_and_then_backward() -> None:
     keys = [block.key for block in lowered(3).blocks]
     assert keys == [BlockKey(FORWARD, i) for i in (0, 1, 2, 3)] + [BlockKey(BACKWARD, i) for i in (3, 2, 1, 0)]
@@ -22,7 +27,7 @@ def test_blocks_run_in_order_forward_and_then_backward() -> None:
 
 def test_every_redistribution_is_carried_out_exactly_once() -> None:
     program = lowered(3)
-    moves = [s.number for block in program.blocks for s in block.statements if isinstance(s, Move)]
+    moves = [s.number for block in program.blocks for s in every_statement(block) if isinstance(s, Move)]
     assert sorted(moves) == list(range(len(program.plan.redistributions)))
 
 
@@ -31,8 +36,10 @@ def test_every_op_runs_exactly_once_after_what_it_reads() -> None:
     ready: set[Value] = {Value(TensorRef(n, 0)) for n, node in enumerate(program.graph.nodes) if not node.is_op}
     calls = []
     for block in program.blocks:
-        for statement in block.statements:
-            if isinstance(statement, Move):
+        for statement in every_statement(block):
+            if isinstance(statement, Arrive):
+                assert statement.result in ready
+            elif isinstance(statement, Move):
                 assert statement.source in ready
                 ready.add(statement.result)
             else:
@@ -59,10 +66,14 @@ def test_gradients_leave_in_the_layout_of_their_parameter() -> None:
         assert program.placements(value) == program.plan.choices[program.graph.nodes[node].key].outputs[0]
 
 
-def test_a_gradient_is_reduced_where_it_is_made() -> None:
+def test_parameters_are_gathered_ahead_and_gradients_reduced_behind() -> None:
     last = next(block for block in lowered().blocks if block.key == BlockKey(BACKWARD, 1))
+    (gather,), (reduction,) = last.unshard, last.reduce
+    assert isinstance(gather, Move) and gather.begun and reduction.begun
     kinds = [type(statement) for statement in last.statements]
-    assert kinds == [Call, Move, Move, Call], "weight gradient, its reduction, the weight's gather, the input gradient"
+    assert kinds == [Call, Arrive, Call], "the weight gradient; the weight arrives where the input gradient reads it"
+    assert last.weights == (gather.result,) and last.handed == (reduction.source,)
+    assert all(program_value.moved is None for program_value in last.handed)
 
 
 @pytest.mark.parametrize("number", range(6))

@@ -1,4 +1,5 @@
 import ast
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -7,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from planner.errors import ExportError
+from planner.exporting.lower import lower
+from planner.exporting.parts import schedule_of
 from planner.exporting.script import write_script
 from planner.graph import DtypeRef, JointGraph, Node, TensorMeta
 from planner.plan import Plan
+from planner.schedule import EventKind
 from tests.planner.exporting.small_plan import small_graph, small_plan
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "small_train.py.txt"
@@ -38,8 +42,9 @@ def test_the_same_plan_gives_the_same_bytes() -> None:
 
 
 def test_the_number_of_lines_does_not_depend_on_depth() -> None:
-    """Layer 0 has no input gradient, and layer 1's input is the batch's first result; from three layers on nothing is added."""
-    lines = {layers: len(script(layers).splitlines()) for layers in (3, 4, 12)}
+    """Layer 0 has no input gradient, and layer 1's input is the batch's first result. The first and last layer's neighbours have
+    other parameters to gather and gradients to collect; from five layers on nothing is added."""
+    lines = {layers: len(script(layers).splitlines()) for layers in (5, 6, 12)}
     assert len(set(lines.values())) == 1, lines
 
 
@@ -67,10 +72,65 @@ def test_lines_are_readable_and_names_defined() -> None:
 
 
 def test_every_redistribution_of_a_block_is_one_line() -> None:
-    """Six of the plan; the gathers of both layers in forward stand in the function that both share."""
+    """Six of the plan; what both layers do stands in functions that both share. Only the loss is not begun ahead of time."""
     text = script()
-    assert text.count(" = redistribute(") == 5
-    assert "fc__r = redistribute(fc, S0, R)" in text
+    assert text.count(" = redistribute(") == 1
+    assert text.count(" = redistribute_begin(") == text.count(" = redistribute_end(") == 3
+    assert "fc__r = redistribute_begin(fc, S0, R)" in text and "fc__r = redistribute_end(fc__r, S0, R)" in text
+
+
+def test_the_step_gathers_one_block_ahead_and_collects_one_block_behind() -> None:
+    text = script(3)
+    step = text[text.index("class PlannedStep") : text.index("# ---- the model: parameters")]
+    order = re.findall(r"\b(\w+_(?:unshard_fwd|unshard_bwd|fwd|bwd|bwd_v2|reduce|collect))\(", step)
+    assert order == [
+        "block_unshard_fwd", "block_unshard_fwd", "block_fwd", "block_unshard_fwd", "block_fwd", "block_fwd", "after_fwd",
+        "block_unshard_bwd", "after_bwd", "block_unshard_bwd", "block_bwd", "block_reduce",
+        "block_bwd", "block_collect", "block_reduce", "block_bwd_v2", "block_collect", "block_reduce", "block_collect",
+    ]  # fmt: skip
+    ahead, block = step.index("w[1] = block_unshard_fwd("), step.index("f[0], saved[0] = block_fwd(")
+    assert step.index("w[0] = block_unshard_fwd(") < ahead < block
+    assert "*w.pop(0))" in step, "nothing else keeps the gathered weights"
+
+
+def test_the_schedule_is_the_order_of_the_text() -> None:
+    """Calls of the begin and end functions, block by block as the step calls them, are the schedule's issues and waits."""
+    graph = small_graph(layers=4)
+    plan = small_plan(graph)
+    schedule = schedule_of(lower(plan, graph))
+    schedule.check(plan, graph)
+    text = script(4)
+    bodies = dict(re.findall(r"^def (\w+)\((?:.|\n)*?\):\n((?:    .*\n)+)", text, flags=re.M))
+    step = text[text.index("class PlannedStep") : text.index("# ---- the model: parameters")]
+    spoken = [mark for name in _executed(step, bodies) for mark in re.findall(r" = redistribute(_begin|_end|)\(", bodies[name])]
+    wanted: list[str] = []
+    for event in schedule.events:
+        if event.kind is EventKind.COMPUTE:
+            continue
+        issue, wait = (schedule.events[at[event.number]] for at in (schedule.issued, schedule.awaited))
+        whole = issue.part is wait.part
+        if event is issue:
+            wanted.append("" if whole else "_begin")
+        elif not whole:
+            wanted.append("_end")
+    assert spoken == wanted
+
+
+def _executed(step: str, bodies: dict[str, str]) -> list[str]:
+    """Names of the block functions in the order in which the step calls them, loops unrolled."""
+    names: list[str] = []
+    loop: list[str] | None = None
+    times = 0
+    for line in step.splitlines():
+        indent = len(line) - len(line.lstrip())
+        if loop is not None and line.strip() and indent <= 8:
+            names, loop = names + loop * times, None
+        head = re.match(r" {8}for i in (range\(.*\)):", line)
+        if head:
+            loop, times = [], len(eval(head[1]))
+        found = [name for name in re.findall(r"\b(\w+_(?:fwd|bwd|reduce|collect)\w*)\(", line) if name in bodies]
+        (names if loop is None else loop).extend(found)
+    return names
 
 
 def test_prices_and_counts_are_in_the_docstring() -> None:
