@@ -36,9 +36,10 @@ from planner.actions import (
 from planner.costing.collective import MeshCollectives, mesh_collectives
 from planner.errors import InputError, PlanFormatError
 from planner.exporting.lower import lower
+from planner.exporting.parts import schedule_of
 from planner.graph import VIEW_OPS, JointGraph, TensorRef
 from planner.mesh import Mesh
-from planner.ordering import in_series, overlapped_order
+from planner.ordering import in_series
 from planner.placement import Placements, Shard, text
 from planner.plan import Plan, Step
 from planner.redistribution import Collective, CollectiveKind
@@ -73,7 +74,7 @@ def order_of(plan: Plan, graph: JointGraph, schedule: str) -> Schedule:
     """The order of the exported program, or the same in series. Raises as `actions_of`."""
     if schedule not in SCHEDULES:
         raise InputError(f"unknown schedule {schedule!r}", hint=f"Known: {', '.join(SCHEDULES)}.")
-    order = overlapped_order(lower(plan, graph))
+    order = schedule_of(lower(plan, graph))
     return in_series(order, Wiring(plan, graph)) if schedule == SERIAL else order
 
 

@@ -138,9 +138,9 @@ class _Run:
             own.append(number)
 
     def _issue_us(self, action: Action) -> float:
-        """CPU time: a collective is an operator called from Python, everything else a launch of a compiled kernel."""
+        """CPU time: a collective is a call of PyTorch's, everything else a launch of a compiled kernel."""
         launch = self.hardware.launch
-        return launch.eager_us if action.collective is not None else launch.compiled_us * action.launches
+        return launch.collective_us if action.collective is not None else launch.compiled_us * action.launches
 
     # ---- the simulation -----------------------------------------------------------------------------------------------
     def to_the_end(self) -> None:

@@ -93,7 +93,7 @@ def kendall_tau(x: Sequence[float], y: Sequence[float]) -> float:
 
 def _row(bench: Workbench, plans: Sequence[Plan]) -> str:
     start = time.process_time()
-    free = replace(bench.hardware, launch=LaunchConstants(eager_us=0.0, compiled_us=0.0))
+    free = replace(bench.hardware, launch=LaunchConstants(eager_us=0.0, compiled_us=0.0, collective_us=0.0))
     serial = [bench.timeline(plan, SERIAL).step_us for plan in plans]
     found = [bench.timeline(plan, OVERLAPPED) for plan in plans]
     overlapped = [timeline.step_us for timeline in found]

@@ -43,7 +43,7 @@ from planner.redistribution import Collective, CollectiveKind
 from tests.oracles.random_plan import random_plan
 
 PROFILE = load_profile("h100_sxm")
-NO_CPU = replace(PROFILE, launch=LaunchConstants(eager_us=0.0, compiled_us=0.0))
+NO_CPU = replace(PROFILE, launch=LaunchConstants(eager_us=0.0, compiled_us=0.0, collective_us=0.0))
 ALONE = Contention(math=1.0, memory=1.0, communication=1.0)
 SHARED = Contention(math=1.5, memory=1.5, communication=1.2)
 GATHER = Collective(kind=CollectiveKind.ALL_GATHER, axes=(0,), full_bytes=1024, dtype="bfloat16")
@@ -109,7 +109,7 @@ def test_what_is_left_of_communication_at_the_end_is_exposed() -> None:
 
 
 def test_small_kernels_wait_for_the_cpu() -> None:
-    profile = replace(PROFILE, launch=LaunchConstants(eager_us=9.0, compiled_us=4.0))
+    profile = replace(PROFILE, launch=LaunchConstants(eager_us=20.0, compiled_us=4.0, collective_us=9.0))
     found = run(kernel(1), kernel(1), kernel(1), profile=profile)
     assert found.start_us == (4, 8, 12) and found.step_us == 13 and found.idle_us == {WAITS_FOR_CPU: 10}
     assert run(gather(1), kernel(1, launches=0), profile=profile).start_us == (9, 9)
