@@ -280,12 +280,14 @@ def test_what_the_linear_terms_count_is_there(bench: Workbench) -> None:
     assert bench.live_memory(plan, SERIAL).allocated_bytes >= linear
 
 
-def test_checkpointing_lowers_the_peak_and_costs_time(bench: Workbench) -> None:
+def test_checkpointing_keeps_less_and_costs_device_time(bench: Workbench) -> None:
+    """Waiting for the CPU is left out: this small a model mostly waits, and its two plans differ in calls."""
     plain = bench.solve(bench.default_constraints(), exact=False)
     again = bench.solve(bench.default_constraints(), exact=False, checkpoint="full")
     kept, less = (bench.live_memory(plan, SERIAL).by_category.get(ACTIVATION, 0) for plan in (plain, again))
     assert less < kept
-    assert bench.timeline(again, SERIAL).step_us > bench.timeline(plain, SERIAL).step_us
+    first, second = (bench.timeline(plan, SERIAL) for plan in (plain, again))
+    assert sum(second.alone_us.values()) > sum(first.alone_us.values())
 
 
 def test_every_assumption_says_where_it_comes_from() -> None:
