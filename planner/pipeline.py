@@ -26,7 +26,10 @@ from planner.variants import Variants
 
 if TYPE_CHECKING:
     from planner.cost import CostTable
+    from planner.costing.live_memory import LiveMemory
+    from planner.costing.timeline import Timeline
     from planner.exporting.verify import Export
+    from planner.forecast import Forecast, Forecasts
     from planner.hardware import HardwareProfile
     from planner.reasons import Explanation, LocalPrice, Override, Relaxation
     from planner.solving.solve import Progress as SolveProgress
@@ -365,6 +368,26 @@ class Workbench:
         )
         return assemble(self.costs, solution, constraints), solution.us_per_byte
 
+    def timeline(self, plan: Plan, schedule: str = "overlapped") -> Timeline:
+        """When each kernel and collective of a plan runs; see `costing/timeline.py`. `schedule` is `serial` or `overlapped`.
+
+        Raises:
+            InputError: no such schedule. PlanFormatError: the plan is of another model or hardware.
+        """
+        return self.forecast(plan, schedule).timeline
+
+    def live_memory(self, plan: Plan, schedule: str = "overlapped") -> LiveMemory:
+        """Peak with temporaries, its moment and the largest tensors; see `costing/live_memory.py`. Raises as `timeline`."""
+        return self.forecast(plan, schedule).memory
+
+    def forecast(self, plan: Plan, schedule: str = "overlapped") -> Forecast:
+        """Timeline and live memory, from one walk. Raises as `timeline`."""
+        from planner.forecast import forecast
+
+        bench = self if self.graph.checkpointed == plan.checkpointed else self.variants.bench(plan.checkpointed)
+        check_same_structure(plan, bench.graph)
+        return forecast(plan, bench.graph, self.hardware, schedule)
+
     def replay(self, plan: Plan) -> Plan:
         """The decisions of a plan on this model, mesh and hardware, checked and priced anew, without solving.
 
@@ -383,6 +406,20 @@ class Workbench:
                 f"the plan is for the mesh {plan.mesh}, not {self.mesh}", hint=f"Give --mesh {plan.mesh}, or plan again."
             )
         return replace(assemble(self.costs, solution_of(plan, self.costs), plan.constraints), checkpoint=plan.checkpoint)
+
+
+def forecasts(plan: Plan, graph: JointGraph) -> Forecasts:
+    """Step time and memory of a plan under both schedules. `graph` is the model's as traced; nothing is enumerated or solved.
+
+    Raises:
+        PlanFormatError: the graph is another model's, or the plan was priced with other hardware constants.
+    """
+    from planner.actions import OVERLAPPED, SERIAL
+    from planner.forecast import Forecasts, forecast
+
+    check_same_model(plan, graph)
+    own, hardware = planned_graph(plan, graph), hardware_profile(plan.hardware_name)
+    return Forecasts(forecast(plan, own, hardware, SERIAL), forecast(plan, own, hardware, OVERLAPPED))
 
 
 def workbench_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planner.constraint import Constraint
 from planner.errors import UnknownHardwareError
@@ -11,6 +11,9 @@ from planner.hardware import load_profile
 from planner.plan import Plan
 from planner.provenance import prices, total_error_pct
 from planner.units import format_gb, format_gib, format_ms
+
+if TYPE_CHECKING:
+    from planner.forecast import Forecast, Forecasts
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
@@ -78,6 +81,42 @@ def summary(plan: Plan) -> str:
     if plan.replicated_for_lack_of_a_rule:
         lines.append(f"  replicated for lack of a rule: {', '.join(plan.replicated_for_lack_of_a_rule)}")
     return "\n".join(lines)
+
+
+def forecast_text(found: Forecasts) -> str:
+    """Step time with and without overlap, exposed communication, MFU, and the memory peak with temporaries."""
+    lines = [
+        f"  predicted step, {name}: {_step_text(f)}" for name, f in (("serial", found.serial), ("overlapped", found.overlapped))
+    ]
+    timeline, memory = found.overlapped.timeline, found.overlapped.memory
+    if timeline.exposed_us:
+        of_kind = ", ".join(f"{label} {format_ms(us)}" for label, us in list(timeline.exposed_us.items())[:4])
+        lines.append(f"  exposed communication (overlapped): {of_kind}")
+    idle = ", ".join(f"{cause} {format_ms(us)}" for cause, us in timeline.idle_us.items()) or "never"
+    busy = ", ".join(f"{lane} {100 * share:.0f} %" for lane, share in timeline.busy_share.items())
+    lines += [
+        f"  busy (overlapped): {busy}; compute waits for: {idle}",
+        f"  memory peak with temporaries (overlapped): {format_gib(memory.allocated_bytes)} allocated, "
+        f"{format_gib(memory.reserved_bytes)} reserved of {format_gib(found.overlapped.usable_bytes)}, "
+        f"at {format_ms(found.overlapped.moment_us)} in {memory.moment_name}",
+    ]
+    lines += [
+        f"    {format_gib(s.num_bytes)}  {s.dtype}{list(s.shape)} {s.placements}  {s.key} ({s.category})" for s in memory.top[:3]
+    ]
+    if found.overlapped.missing_bytes:
+        lines.append(
+            f"  this does not fit: {format_gib(found.overlapped.missing_bytes)} too much; plan again with as much less --memory"
+        )
+    return "\n".join(lines)
+
+
+def _step_text(found: Forecast) -> str:
+    timeline = found.timeline
+    hidden = timeline.communication_us - timeline.exposed_total_us
+    return (
+        f"{format_ms(timeline.step_us)}, MFU {100 * timeline.mfu:.1f} %, communication {format_ms(timeline.exposed_total_us)}"
+        f" exposed and {format_ms(max(hidden, 0.0))} hidden"
+    )
 
 
 def _regions(plan: Plan) -> list[str]:

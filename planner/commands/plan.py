@@ -11,7 +11,7 @@ from typing import Any
 
 from planner import pipeline
 from planner.commands.common import Watching, add_load_limit, check_writable, tracer, write_text
-from planner.commands.describe import summary
+from planner.commands.describe import forecast_text, summary
 from planner.constraint import Allow, Constraint, Pin, SamePlacement, parse_forbid, parse_recipe
 from planner.errors import InputError, SolverError
 from planner.graph import JointGraph, ModelRequest
@@ -119,6 +119,7 @@ def run(args: argparse.Namespace) -> int:
     if watching.stopped:
         print("stopped: this is the best plan so far", file=sys.stderr)
     print(summary(found.plan))
+    print(forecast_text(pipeline.forecasts(found.plan, found.graph)))
     return 0
 
 

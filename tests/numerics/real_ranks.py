@@ -30,7 +30,7 @@ def main(script: str, out: str) -> None:
     every: list = [None] * dist.get_world_size()
     dist.all_gather_object(every, (float(outputs["loss"]), found, {phase: dict(c) for phase, c in collectives.items()}))
     if dist.get_rank() == 0:
-        torch.save({"grads": grads, "ranks": every, "values": {"parameters": values, "inputs": inputs}}, out)
+        torch.save({"grads": grads, "ranks": every, "values": {"parameters": values, "buffers": buffers, "inputs": inputs}}, out)
     dist.destroy_process_group()
 
 
