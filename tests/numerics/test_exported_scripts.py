@@ -61,12 +61,13 @@ def test_the_same_plan_gives_the_same_bytes(llama: Model, bench: Workbench) -> N
 
 def test_the_length_does_not_depend_on_depth_if_layers_are_alike() -> None:
     lines = {}
-    for layers in (4, 8):
+    for layers in (6, 10):  # the first and last layers stand outside the loop
         model = Model.llama(layers)
         plan = any_plan(model.bench("dp=2,tp=2"), 3, alike=True)
         assert len(plan.redistributions) > 100 * layers
-        lines[layers] = len(model.script(plan).splitlines())
-    assert lines[4] == lines[8], lines
+        script = model.script(plan)
+        lines[layers] = len(script[script.index("# ---- the planned computation") :].splitlines())  # tables wrap at long numbers
+    assert lines[6] == lines[10], lines
 
 
 def test_without_a_tiny_version_the_file_checks_itself_at_full_size(bench: Workbench, llama: Model) -> None:
