@@ -22,8 +22,8 @@ from planner.relaxations import relaxations
 
 if TYPE_CHECKING:
     from planner.cost import CostTable
-    from planner.pipeline import Workbench
     from planner.solving.solve import Solution
+    from planner.workbench import Workbench
 
 TIE = 1e-6
 """Relative difference of objectives that counts as none; plans are called optimal to the same."""

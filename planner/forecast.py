@@ -64,7 +64,7 @@ def forecast(
     contention: Contention | None = None,
     overhead: Overhead | None = None,
 ) -> Forecast:
-    """`graph` is the plan's own (`pipeline.planned_graph`); `hardware` the profile that it was priced with.
+    """`graph` is the plan's own (`matching.planned_graph`); `hardware` the profile that it was priced with.
 
     Raises:
         InputError: no such schedule.

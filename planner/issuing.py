@@ -55,7 +55,7 @@ _ROUNDING_US = 2e-6
 
 
 def actions_of(plan: Plan, graph: JointGraph, hardware: HardwareProfile, schedule: str) -> Actions:
-    """`graph` is the plan's own (`pipeline.planned_graph`).
+    """`graph` is the plan's own (`matching.planned_graph`).
 
     Raises:
         InputError: no such schedule.

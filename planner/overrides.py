@@ -23,10 +23,10 @@ from planner.placement import Placements
 from planner.reasons import IMPOSSIBLE, UNDECIDED, Override
 
 if TYPE_CHECKING:
-    from planner.pipeline import Workbench
     from planner.solving.restrictions import Restriction
     from planner.solving.solve import Solution, Solver
     from planner.strategy import StrategySpace
+    from planner.workbench import Workbench
 
 MOST_THREADS = 8
 

@@ -15,8 +15,8 @@ from planner.errors import InfeasibleError, InvalidConstraintError, PlannerError
 from planner.plan import Plan
 
 if TYPE_CHECKING:
-    from planner.pipeline import Workbench
     from planner.solving.checkpoints import Trial
+    from planner.workbench import Workbench
 
 
 MOST_KEPT = 12

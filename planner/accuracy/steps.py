@@ -146,9 +146,9 @@ def _size(run: Run, axis: str) -> int:
 def _planned(graph: JointGraph, run: Run, profile: HardwareProfile) -> Plan:
     from planner.costing.estimate import estimate_costs
     from planner.enumerating.enumerate import enumerate_strategies
-    from planner.pipeline import boundaries
     from planner.solving.assemble import assemble
     from planner.solving.solve import Solver
+    from planner.workbench import boundaries
 
     space = enumerate_strategies(graph, run.mesh)
     costs = estimate_costs(space, profile, policy=MemoryPolicy(), gpus_per_node=GPUS_PER_NODE, compiled=run.compiled)

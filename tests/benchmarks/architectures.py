@@ -62,14 +62,14 @@ CASES = (
 
 def measure(case: Case, *, export: bool) -> dict[str, Any]:
     """Runs in the child. Every stage adds its result; the first failure is the last entry."""
-    from planner import ModelRequest, PlannerError, pipeline
+    from planner import Mesh, ModelRequest, PlannerError, Workbench, pipeline
 
     found: dict[str, Any] = {}
     began = time.process_time()
     try:
         graph = pipeline.trace(ModelRequest(model=case.source, batch=8, seq=case.seq, layers=case.layers))
         found["traces"] = len(graph.nodes)
-        bench = pipeline.Workbench.build(graph, pipeline.Mesh.parse("dp=2,tp=4"))
+        bench = Workbench.build(graph, Mesh.parse("dp=2,tp=4"))
         plan = bench.solve(bench.default_constraints(10**15), exact=False)
         found["plans"] = f"{100 * plan.report.gap:.2g} %"
         found["replicated"] = dict(Counter(graph.nodes[graph.node_by_key[k]].op for k in plan.replicated_for_lack_of_a_rule))

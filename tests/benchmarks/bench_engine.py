@@ -21,8 +21,8 @@ from planner.constraint import Constraint, MemoryBudget, Pin
 from planner.errors import InfeasibleError
 from planner.graph import JointGraph, ModelRequest
 from planner.mesh import Mesh
-from planner.pipeline import Workbench
 from planner.units import GIB, MIB
+from planner.workbench import Workbench
 
 
 @dataclass(frozen=True)

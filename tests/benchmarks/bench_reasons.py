@@ -13,7 +13,8 @@ from pathlib import Path
 
 from planner.graph import JointGraph, ModelRequest
 from planner.mesh import Mesh
-from planner.pipeline import Workbench, trace
+from planner.pipeline import trace
+from planner.workbench import Workbench
 
 MODULES = ("attention.wq", "attention.wk", "attention.wo", "feed_forward.w1", "feed_forward.w2")
 PHASES = ("linear/fwd#0", "linear_input_grad/bwd#0", "linear_weight_grad/bwd#0")

@@ -18,10 +18,11 @@ from planner.constraint import Constraint
 from planner.errors import InfeasibleError, InvalidConstraintError
 from planner.graph import ModelRequest
 from planner.mesh import Mesh
-from planner.pipeline import Workbench, trace
+from planner.pipeline import trace
 from planner.plan import Plan
 from planner.recipes import Recipe
 from planner.units import GIB
+from planner.workbench import Workbench
 
 ROOMY = 2**60
 """A budget that never binds, bytes."""

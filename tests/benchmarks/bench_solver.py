@@ -27,12 +27,13 @@ from planner.enumerating.enumerate import enumerate_strategies
 from planner.errors import InfeasibleError
 from planner.graph import JointGraph, ModelRequest, TensorRef
 from planner.mesh import Mesh
-from planner.pipeline import Workbench, boundaries, hardware_profile, peak_rss_bytes, trace
+from planner.pipeline import hardware_profile, peak_rss_bytes, trace
 from planner.solving.conflicts import living
 from planner.solving.core import solve_core
 from planner.solving.restrictions import restrict
 from planner.solving.solve import Solution, Solver
 from planner.units import GIB, MIB, parse_bytes
+from planner.workbench import Workbench, boundaries
 
 T = TypeVar("T")
 

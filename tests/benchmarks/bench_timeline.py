@@ -27,9 +27,10 @@ from planner.errors import PlannerError
 from planner.graph import JointGraph, ModelRequest
 from planner.hardware import LaunchConstants
 from planner.mesh import Mesh
-from planner.pipeline import Workbench, trace
+from planner.pipeline import trace
 from planner.plan import Plan
 from planner.recipes import RECIPES
+from planner.workbench import Workbench
 from tests.oracles.random_plan import random_plan
 
 

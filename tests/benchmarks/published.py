@@ -23,12 +23,13 @@ from planner.dims import DimRoles
 from planner.errors import PlannerError
 from planner.graph import FORWARD, ModelRequest, TensorRef
 from planner.mesh import Mesh
-from planner.pipeline import Workbench, trace
+from planner.pipeline import trace
 from planner.placement import Partial, Placements, Shard
 from planner.plan import Plan
 from planner.region import REGION
 from planner.strategy import StrategySpace
 from planner.units import format_gib, format_ms
+from planner.workbench import Workbench
 
 MODELS = {
     "moe-16b": "dp=4,ep=8,tp=4",

@@ -9,11 +9,11 @@ from planner.constraint import Pin
 from planner.errors import InfeasibleError, PlannerError
 from planner.graph import BACKWARD, FORWARD, JointGraph, TensorRef
 from planner.mesh import Mesh
-from planner.pipeline import Workbench
 from planner.placement import parse, text
 from planner.plan import Plan, Redistribution
 from planner.redistribution import CollectiveKind
 from planner.tracing.sources import find_factory
+from planner.workbench import Workbench
 from tests.cases.test_soundness import case, ops, rows
 from tests.oracles.interpret import run
 from tests.oracles.simulated_shards import same_numbers

@@ -13,9 +13,10 @@ from planner.constraint import Constraint, MemoryBudget, Pin, SamePlacement
 from planner.errors import InfeasibleError, InvalidConstraintError, PlanFormatError
 from planner.graph import JointGraph, ModelRequest
 from planner.mesh import Mesh
-from planner.pipeline import Workbench, trace
+from planner.pipeline import trace
 from planner.placement import parse
 from planner.plan import Plan
+from planner.workbench import Workbench
 
 MODELS = Path(__file__).with_name("planning_models.py")
 

@@ -14,10 +14,10 @@ from planner.exporting.script import write_script
 from planner.exporting.verify import export_verified
 from planner.graph import JointGraph, ModelRequest, Node, TensorRef
 from planner.mesh import Mesh
-from planner.pipeline import Workbench
 from planner.plan import Plan
 from planner.region import REGION, REGION_BACKWARD, Region
 from planner.tracing.trace import trace
+from planner.workbench import Workbench
 from tests.cases.test_soundness import rows
 from tests.oracles.random_plan import random_plan
 from tests.oracles.strategies import wrong_strategies

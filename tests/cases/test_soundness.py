@@ -13,11 +13,11 @@ from planner.exporting.script import write_script
 from planner.exporting.verify import export_verified
 from planner.graph import FORWARD, JointGraph, ModelRequest, Node, TensorRef
 from planner.mesh import Mesh
-from planner.pipeline import Workbench
 from planner.placement import P, R, codes_text, shard_code
 from planner.strategy import StrategySpace
 from planner.torch_compat import DTensorRules
 from planner.tracing.trace import trace
+from planner.workbench import Workbench
 from tests.oracles.random_plan import random_plan
 from tests.oracles.strategies import wrong_strategies
 

@@ -8,9 +8,9 @@ import pytest
 
 from planner.graph import ModelRequest, TensorRef
 from planner.mesh import Mesh
-from planner.pipeline import Workbench
 from planner.placement import text
 from planner.plan import Plan
+from planner.workbench import Workbench
 from tests.cases.test_soundness import MODELS, case
 from tests.planner.tracing.common import largest_error
 

@@ -1,6 +1,6 @@
 import pytest
 
-from planner.pipeline import Workbench
+from planner.workbench import Workbench
 from tests.numerics.exported import Model
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from planner.exporting.script import write_script
 from planner.graph import JointGraph, ModelRequest
 from planner.mesh import Mesh
-from planner.pipeline import Workbench, tiny_graph, trace
+from planner.pipeline import tiny_graph, trace
 from planner.plan import Plan
+from planner.workbench import Workbench
 from tests.oracles.random_plan import random_plan
 
 ROOT = Path(__file__).parents[2]

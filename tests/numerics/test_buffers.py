@@ -8,8 +8,9 @@ from planner.exporting.script import write_script
 from planner.exporting.verify import export_verified, verify_script
 from planner.graph import JointGraph
 from planner.mesh import Mesh
-from planner.pipeline import Workbench, tiny_graph, trace
+from planner.pipeline import tiny_graph, trace
 from planner.placement import Shard, text
+from planner.workbench import Workbench
 from tests.numerics.exported import any_plan, optimum
 from tests.planner.tracing.common import user_request
 

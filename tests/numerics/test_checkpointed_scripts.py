@@ -9,9 +9,11 @@ import pytest
 from planner.exporting.script import write_script
 from planner.exporting.verify import export_verified
 from planner.graph import ModelRequest, TensorRef
+from planner.matching import planned_graph
 from planner.mesh import Mesh
-from planner.pipeline import Workbench, planned_graph, trace
+from planner.pipeline import trace
 from planner.plan import Plan
+from planner.workbench import Workbench
 from tests.numerics.exported import ROOT, Model, any_plan
 
 LAYERED = ROOT / "tests" / "planner" / "layered_models.py"

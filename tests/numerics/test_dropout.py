@@ -6,7 +6,8 @@ from planner.errors import ExportError
 from planner.exporting.script import write_script
 from planner.exporting.verify import export_verified, verify_script
 from planner.mesh import Mesh
-from planner.pipeline import Workbench, trace
+from planner.pipeline import trace
+from planner.workbench import Workbench
 from tests.numerics.exported import any_plan, optimum
 from tests.planner.tracing.common import user_request
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.pipeline import Workbench
+from planner.workbench import Workbench
 from tests.numerics.exported import Model, any_plan, optimum, python
 
 LINE = re.compile(r"= redistribute(?:_begin|_end)?\((\w+)(?:, \w+)+\)$", flags=re.M)

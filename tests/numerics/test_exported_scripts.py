@@ -8,8 +8,8 @@ import pytest
 
 from planner.errors import ExportError
 from planner.exporting.verify import export_verified, verify_script
-from planner.pipeline import Workbench
 from planner.plan import Plan
+from planner.workbench import Workbench
 from tests.numerics.exported import Model, any_plan, optimum, python
 
 

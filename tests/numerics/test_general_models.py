@@ -4,7 +4,8 @@ import pytest
 
 from planner.exporting.verify import export_verified
 from planner.mesh import Mesh
-from planner.pipeline import Workbench, trace
+from planner.pipeline import trace
+from planner.workbench import Workbench
 from tests.numerics.exported import any_plan, optimum
 from tests.planner.tracing.common import user_request
 

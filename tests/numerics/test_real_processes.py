@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from planner.pipeline import Workbench
 from planner.plan import Plan
 from planner.tracing.reference import reference_step
+from planner.workbench import Workbench
 from tests.numerics.exported import Model, any_plan, optimum, run
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")

@@ -8,9 +8,10 @@ from planner.enumerating.enumerate import enumerate_strategies
 from planner.exporting.verify import export_verified
 from planner.graph import ModelRequest
 from planner.mesh import Mesh
-from planner.pipeline import Workbench, models, tiny_graph, trace
+from planner.pipeline import models, tiny_graph, trace
 from planner.placement import text
 from planner.plan import Plan
+from planner.workbench import Workbench
 from tests.benchmarks.published import Emerged
 from tests.numerics.exported import Model, any_plan, optimum
 from tests.planner.tracing.common import largest_error

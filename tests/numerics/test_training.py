@@ -17,8 +17,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from planner.pipeline import Workbench
 from planner.tracing.sources import find_factory
+from planner.workbench import Workbench
 from tests.numerics.exported import Model, any_plan, optimum, run
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4")

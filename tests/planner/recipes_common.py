@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from planner import pipeline
+from planner import Workbench, pipeline
 from planner.graph import JointGraph, ModelRequest
 from planner.mesh import Mesh
 from planner.plan import Plan
@@ -20,10 +20,10 @@ def traced(model: str, batch: int, layers: int | None = None) -> JointGraph:
 
 
 @cache
-def bench(model: str, mesh: str, batch: int = 16, layers: int | None = None) -> pipeline.Workbench:
-    return pipeline.Workbench.build(traced(model, batch, layers), Mesh.parse(mesh))
+def bench(model: str, mesh: str, batch: int = 16, layers: int | None = None) -> Workbench:
+    return Workbench.build(traced(model, batch, layers), Mesh.parse(mesh))
 
 
-def planned(found: pipeline.Workbench, *recipes: str) -> Plan:
+def planned(found: Workbench, *recipes: str) -> Plan:
     asked = [Recipe.parse(recipe, found.mesh) for recipe in recipes]
     return found.solve([*found.default_constraints(ROOMY), *asked], exact=False)

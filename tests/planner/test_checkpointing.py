@@ -15,9 +15,11 @@ from planner.constraint import Pin
 from planner.costing.estimate import compute_us
 from planner.errors import InfeasibleError, InputError, InvalidConstraintError, PlanFormatError
 from planner.graph import BACKWARD, FORWARD, JointGraph, ModelRequest, TensorRef, layer_path
+from planner.matching import check_same_model, planned_graph
 from planner.mesh import Mesh
-from planner.pipeline import PlanRequest, Workbench, check_same_model, make_plan, planned_graph, trace
+from planner.pipeline import PlanRequest, make_plan, trace
 from planner.plan import Plan
+from planner.workbench import Workbench
 from tests.oracles.interpret import run
 
 MODELS = Path(__file__).with_name("layered_models.py")

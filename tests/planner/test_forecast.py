@@ -15,9 +15,10 @@ from planner.errors import PlanFormatError
 from planner.forecast import Forecasts
 from planner.graph import JointGraph
 from planner.issuing import order_of
-from planner.pipeline import Workbench, forecasts, workbench_of
+from planner.pipeline import forecasts, workbench_of
 from planner.plan import Plan
 from planner.schedule import EventKind, Part, Schedule
+from planner.workbench import Workbench
 from tests.oracles.random_plan import random_plan
 
 

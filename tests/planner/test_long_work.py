@@ -19,11 +19,12 @@ from planner.constraint import MemoryBudget, Pin
 from planner.errors import SolverError
 from planner.graph import ModelRequest
 from planner.mesh import Mesh
-from planner.pipeline import Workbench, trace
+from planner.pipeline import trace
 from planner.placement import parse
 from planner.plan import Plan
 from planner.solving.ilp import Watch, solve_ilp
 from planner.solving.solve import Progress
+from planner.workbench import Workbench
 
 TIGHT = 24 * 2**20
 

@@ -14,10 +14,11 @@ from planner.constraint import Constraint, ForbidCollective, MemoryBudget, Pin, 
 from planner.errors import InfeasibleError, InvalidConstraintError
 from planner.graph import JointGraph, ModelRequest
 from planner.mesh import Mesh
-from planner.pipeline import Workbench, trace
+from planner.pipeline import trace
 from planner.placement import parse
 from planner.plan import Plan
 from planner.reasons import Override
+from planner.workbench import Workbench
 
 MESH = Mesh.parse("dp=2,tp=4")
 WQ = "layers.1.attention.wq/linear/fwd#0"

@@ -13,8 +13,9 @@ from planner.cli import main
 from planner.errors import InputError, PlanFormatError
 from planner.graph import JointGraph, ModelRequest
 from planner.mesh import Mesh
-from planner.pipeline import Workbench, trace
+from planner.pipeline import trace
 from planner.sweep import Entry, SweepFile, SweepProgress, SweepRequest, meshes, pareto, ragged, sweep
+from planner.workbench import Workbench
 
 REQUEST = SweepRequest(model=ModelRequest(model="llama3-tiny", layers=1, batch=8), devices=8, axes=(1, 2))
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from planner.pipeline import Workbench, boundaries
+from planner.workbench import Workbench, boundaries
 from tests.oracles.brute_force import brute_force
 from tests.oracles.small_spaces import random_costs
 from tests.planner.solving.test_nudges import tiny

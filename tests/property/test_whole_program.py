@@ -7,10 +7,11 @@ import pytest
 
 from planner.graph import ModelRequest
 from planner.mesh import Mesh
-from planner.pipeline import Workbench, boundaries, trace
+from planner.pipeline import trace
 from planner.solving.conflicts import living
 from planner.solving.ilp import solve_ilp
 from planner.solving.restrictions import restrict
+from planner.workbench import Workbench, boundaries
 
 
 def compare(model: str, layers: int, mesh: str, batch: int, *, time_limit_s: float) -> None:

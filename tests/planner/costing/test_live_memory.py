@@ -28,10 +28,11 @@ from planner.hardware import CONSTANT_KINDS, load_profile
 from planner.issuing import actions_of
 from planner.memory import MemoryBreakdown, MemoryPolicy
 from planner.mesh import Mesh
-from planner.pipeline import Workbench, trace
+from planner.pipeline import trace
 from planner.placement import Placements, parse
 from planner.plan import Choice, Plan, Redistribution, SolveReport, Step
 from planner.redistribution import Collective, CollectiveKind
+from planner.workbench import Workbench
 from tests.oracles.random_plan import random_plan
 
 MESH = Mesh.parse("dp=2")

@@ -6,8 +6,8 @@ import pytest
 
 from planner.graph import JointGraph, ModelRequest, TensorRef
 from planner.mesh import Mesh
-from planner.pipeline import Workbench
 from planner.tracing.trace import trace
+from planner.workbench import Workbench
 
 
 @pytest.fixture(scope="module")

@@ -37,9 +37,10 @@ from planner.graph import ModelRequest
 from planner.hardware import LaunchConstants, load_profile
 from planner.issuing import actions_of
 from planner.mesh import Mesh
-from planner.pipeline import Workbench, trace
+from planner.pipeline import trace
 from planner.plan import Plan
 from planner.redistribution import Collective, CollectiveKind
+from planner.workbench import Workbench
 from tests.oracles.random_plan import random_plan
 
 PROFILE = load_profile("h100_sxm")

@@ -11,8 +11,8 @@ from planner.exporting.script import write_script
 from planner.exporting.verify import export_verified
 from planner.graph import JointGraph, ModelRequest
 from planner.mesh import Mesh
-from planner.pipeline import Workbench
 from planner.tracing.trace import trace
+from planner.workbench import Workbench
 from tests.oracles.random_plan import random_plan
 from tests.oracles.strategies import wrong_strategies
 

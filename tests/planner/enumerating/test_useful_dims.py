@@ -7,8 +7,8 @@ import pytest
 from planner.enumerating import enumerate as enumerating
 from planner.graph import JointGraph, ModelRequest, TensorRef
 from planner.mesh import Mesh
-from planner.pipeline import Workbench
 from planner.tracing.trace import trace
+from planner.workbench import Workbench
 
 
 @pytest.fixture(scope="module")

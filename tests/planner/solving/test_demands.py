@@ -20,10 +20,10 @@ from planner.constraint import (
 )
 from planner.errors import InfeasibleError, InvalidConstraintError, InvalidMeshError, PlanFormatError
 from planner.graph import TensorRef
-from planner.pipeline import Workbench
 from planner.placement import parse, text
 from planner.plan import Plan
 from planner.solving.assemble import facts_of
+from planner.workbench import Workbench
 from tests.planner.recipes_common import ROOMY, bench
 
 MODEL, MESH = "llama3-tiny", "dp=2,tp=2"

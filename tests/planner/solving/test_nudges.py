@@ -8,12 +8,13 @@ import pytest
 from planner.errors import InfeasibleError
 from planner.graph import ModelRequest, TensorRef, layer_of
 from planner.mesh import Mesh
-from planner.pipeline import Workbench, boundaries, trace
+from planner.pipeline import trace
 from planner.solving.folding import OUTSIDE, Places
 from planner.solving.ilp import solve_ilp
 from planner.solving.message_passing import Effort, MessagePassing
 from planner.solving.nudges import NUDGE_PART, nudge_prices
 from planner.solving.problem import build_problem
+from planner.workbench import Workbench, boundaries
 from tests.oracles.small_spaces import random_costs
 
 

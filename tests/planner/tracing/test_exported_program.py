@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from planner import Mesh, pipeline
+from planner import Mesh, Workbench, pipeline
 from planner.errors import InputError, UnknownModelError
 from planner.graph import JointGraph, ModelRequest
 from planner.tracing.trace import trace
@@ -82,7 +82,7 @@ def test_a_program_without_a_loss_gets_the_stand_in(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_exported_plan_of_a_program_equals_the_program(tmp_path: Path) -> None:
     graph = traced(saved(tmp_path, labels=True))
-    plan = random_plan(pipeline.Workbench.build(graph, Mesh.parse("dp=2,tp=2")).costs, 1)
+    plan = random_plan(Workbench.build(graph, Mesh.parse("dp=2,tp=2")).costs, 1)
     numbers = pipeline.export(plan, graph).report["numbers"]
     assert numbers["reference"]["largest_error"] <= 1e-5
 
