@@ -44,7 +44,7 @@ class Config:
 VIT_LARGE = Config(dim=1024, layers=24, heads=16, ffn=4096, patch=16, side=224, classes=1000, batch=64)
 VIT_TINY = Config(dim=256, layers=2, heads=8, ffn=640, patch=8, side=64, classes=100, batch=32)
 
-CHECK = Config(dim=96, layers=2, heads=4, ffn=176, patch=5, side=30, classes=52, batch=40)
+CHECK = Config(dim=96, layers=2, heads=4, ffn=176, patch=12, side=72, classes=52, batch=40)
 """Sizes of `size="tiny"`, 36 patches: those that can be split divide by 4, and no two are equal."""
 
 
