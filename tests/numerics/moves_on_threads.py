@@ -30,9 +30,9 @@ TEMPLATES = Path(__file__).parents[2] / "planner" / "exporting" / "templates"
 def exported_helpers(mesh: Mesh) -> dict:
     """The namespace of the redistribution part of an exported file."""
     head = (TEMPLATES / "head.py.txt").read_text()
-    tail = (TEMPLATES / "tail.py.txt").read_text()
+    verify = (TEMPLATES / "verify.py.txt").read_text()
     part = head[head.index("local = threading.local()") :]
-    counter = tail[tail.index("class CollectiveCounter") : tail.index("def counted_step")]
+    counter = verify[verify.index("class CollectiveCounter") : verify.index("def counted_step")]
     axes = range(mesh.num_axes)
     groups = [c for n in range(1, mesh.num_axes + 1) for c in itertools.combinations(axes, n)]
     space: dict = {"GROUPS": groups, "MESH_NAMES": mesh.axis_names}
