@@ -72,7 +72,7 @@ class Session:
         sweep: the sweep over mesh shapes, with its rows, running or ended.
         arrived: a new plan waits to be shown on the Explorer page.
         page: number of the last run of the whole page; `wanted` is the first page that shows how the last job ended, and
-            `asked` when the last run began (monotonic seconds); `beat` the number of the browser's last beat;
+            `asked` when the last run began (monotonic seconds); `beat`, `answers_beat` the numbers of the browser's last beats;
             `lost` how many pages in a row did not arrive.
     """
 
@@ -103,6 +103,7 @@ class Session:
     wanted: int = 0
     asked: float = 0.0
     beat: float = 0.0
+    answers_beat: float = 0.0
     lost: int = 0
 
 
