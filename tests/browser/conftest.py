@@ -27,8 +27,8 @@ FLAGS = [
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test of this folder needs a browser. One that fails is tried up to three times more, and reported as rerun: a real browser and a
-    real server on a loaded machine can miss each other."""
+    """Every test of this folder needs a browser. One that fails is tried up to three times more, and reported as rerun: a real
+    browser and a real server on a loaded machine can miss each other."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
