@@ -14,7 +14,7 @@ import numpy as np
 from planner.constraint import Constraint, Pin
 from planner.errors import InfeasibleError, InvalidConstraintError
 from planner.graph import JointGraph, TensorRef, without_layer
-from planner.overrides import Place
+from planner.overrides import Place, others_than, solve_with
 from planner.placement import Placements, Replicate, text
 from planner.plan import Choice, Plan, Redistribution
 from planner.reasons import IMPOSSIBLE, Explanation, LocalPrice, Override, Reason, Term
@@ -138,16 +138,11 @@ class _Question:
 
         pinned = self.place.pinned_to(self.asked)
         try:
-            solution = self.place.solver.solve(
-                self.kept,
-                exact=exact,
-                time_limit_s=self.seconds_left,
-                cancelled=self.cancelled,
-                settled=self.kept,
-                also=(pinned,),
+            solution = solve_with(
+                self.place.solver, pinned, self.kept, exact=exact, time_limit_s=self.seconds_left, cancelled=self.cancelled
             )
         except InfeasibleError as error:
-            others = tuple(c for c in error.conflicts if c != pinned.text)
+            others = others_than(pinned, error)
             return self.unavailable(_reasons(error, others), others)
         other = assemble(self.place.solver.costs, solution, self.kept)
         terms = tuple(_Difference(self.plan, other, self.bench.graph, self._is_here).terms())

@@ -31,6 +31,24 @@ if TYPE_CHECKING:
 MOST_THREADS = 8
 
 
+def solve_with(
+    solver: Solver,
+    pinned: Restriction,
+    kept: Sequence[Constraint],
+    *,
+    exact: bool | None,
+    time_limit_s: float,
+    cancelled: Callable[[], bool] | None,
+) -> Solution:
+    """One warm solve with a demand more than the constraints that are settled."""
+    return solver.solve(kept, exact=exact, time_limit_s=time_limit_s, cancelled=cancelled, settled=kept, also=(pinned,))
+
+
+def others_than(pinned: Restriction, error: InfeasibleError) -> tuple[str, ...]:
+    """The conflict less the demand that was tried."""
+    return tuple(c for c in error.conflicts if c != pinned.text)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Place:
     """The tensors that a question is about.
@@ -199,16 +217,9 @@ class _Table:
             return Override(placements=placements, status=UNDECIDED, chosen=is_chosen)
         pinned = self.place.pinned_to(placements)
         try:
-            found = solver.solve(
-                self.kept,
-                exact=exact,
-                time_limit_s=self.seconds_left,
-                cancelled=self.cancelled,
-                settled=self.kept,
-                also=(pinned,),
-            )
+            found = solve_with(solver, pinned, self.kept, exact=exact, time_limit_s=self.seconds_left, cancelled=self.cancelled)
         except InfeasibleError as error:
-            others = tuple(c for c in error.conflicts if c != pinned.text)
+            others = others_than(pinned, error)
             return Override(placements=placements, status=IMPOSSIBLE, chosen=is_chosen, conflicts=others)
         except SolverError:
             return Override(placements=placements, status=UNDECIDED, chosen=is_chosen)
