@@ -136,16 +136,28 @@ def test_the_process_ends_with_its_parent(file: Path) -> None:
     wait_for(lambda: not alive(int(pid.read_text())))
 
 
-def test_a_saved_graph_opens_again_within_a_second(tmp_path: Path) -> None:
-    """Llama-3-8B, 32 layers: the graph that the app ships."""
+OPENING = """
+import gzip, json, sys, time
+from pathlib import Path
+from planner.graph import JointGraph
+path = Path(sys.argv[1])
+began = time.process_time()
+json.loads(gzip.decompress(path.read_bytes()))
+parsed = time.process_time()
+graph = JointGraph.load(path)
+print((time.process_time() - parsed) / (parsed - began), len(graph.nodes), graph.fingerprint)
+"""
+
+
+def test_opening_a_saved_graph_costs_little_more_than_reading_its_file(tmp_path: Path) -> None:
+    """Llama-3-8B, 32 layers: the graph that the app ships. A ratio, in a process that holds nothing else."""
     shipped = Path(__file__).parents[2] / "app" / "demo" / "llama3-8b.graph.json.gz"
     path = tmp_path / "graph.json.gz"
     graph = JointGraph.load(shipped)
     graph.save(path)
-    began = time.process_time()
-    again = JointGraph.load(path)
-    assert time.process_time() - began < 1.0
-    assert len(again.nodes) > 6000 and again.fingerprint == graph.fingerprint
+    told = subprocess.run([sys.executable, "-c", OPENING, str(path)], capture_output=True, text=True, check=True).stdout.split()
+    assert float(told[0]) < 15.0
+    assert int(told[1]) > 6000 and told[2] == graph.fingerprint
 
 
 def wait_for(happened: object, limit_s: float = 60.0) -> None:
