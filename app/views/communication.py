@@ -9,6 +9,7 @@ import streamlit as st
 from app import state
 from app.charts import communication as charts
 from app.components import markup, tables
+from app.components.headings import heading
 from app.components.markup import plain
 from app.view_models import communication, timeline
 from app.view_models.communication import Call, Filter
@@ -46,11 +47,11 @@ def _communication() -> None:
         return
     left, right = st.columns(2, gap="large")
     with left:
-        st.markdown("**Per mesh axis, by collective**")
+        heading("Per mesh axis, by collective")
         st.plotly_chart(charts.bars(communication.bars(shown, by, unit), unit), key="comm_bars", config=CHART)
         st.html(tables.flow_table(communication.flows(shown)))
     with right:
-        st.markdown("**Mesh axis, collective, layer, module**: click to filter")
+        heading("Mesh axis, collective, layer, module", "click to filter")
         tree = communication.tree(of_phase, unit)
         top = chosen.path if chosen.path in tree else ()
         key = f"comm_icicle_{st.session_state.get('comm_clicks', 0)}"
@@ -111,7 +112,7 @@ def _sums(document: state.Document, shown: tuple[Call, ...], chosen: Filter) -> 
     quantities = communication.quantities(document.plan, shown)
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         st.html(tables.number_line(quantities), width="stretch")
-        with st.popover("About these numbers"):
+        with st.popover("What is counted?"):
             st.html(markup.number_table(quantities), width=620)
             st.markdown("**Whole step, by collective**")
             st.html(markup.number_table(communication.price_sources(document.plan)), width=620)
@@ -174,7 +175,7 @@ def _take_timeline_click(found: state.Session) -> None:
 
 def _hotspots(found: state.Session, shown: tuple[Call, ...]) -> None:
     spots = communication.hotspots(shown)
-    st.markdown("**Hotspots**")
+    heading("Hotspots")
     slot = st.container(horizontal=True, vertical_alignment="center")
     event: Any = st.dataframe(
         {
