@@ -71,9 +71,7 @@ class Session:
         others: plans to compare with that are not in the project (recipes, other hardware, files), or why there is none.
         sweep: the sweep over mesh shapes, with its rows, running or ended.
         arrived: a new plan waits to be shown on the Explorer page.
-        page: number of the last run of the whole page; `wanted` is the first page that shows how the last job ended, and
-            `asked` when the last run began (monotonic seconds); `beat`, `answers_beat` the numbers of the browser's last beats;
-            `lost` how many pages in a row did not arrive.
+        has_news: a job has ended, and the whole page has not been drawn since.
     """
 
     document: Document | None = None
@@ -99,12 +97,7 @@ class Session:
     overlay: tuple[Any, Any] | None = None
     stored: bool = False
     arrived: bool = False
-    page: int = 0
-    wanted: int = 0
-    asked: float = 0.0
-    beat: float = 0.0
-    answers_beat: float = 0.0
-    lost: int = 0
+    has_news: bool = False
 
 
 def is_new() -> bool:

@@ -16,7 +16,7 @@ PAGE_STYLE = """
 [data-testid="stMainBlockContainer"] { padding: 4.1rem 1.6rem 2rem; }
 [data-testid="stVerticalBlock"] { gap: 0.7rem; }
 .st-key-panel.st-key-panel { max-height: max(440px, calc(100vh - 205px)); overflow-y: auto; scrollbar-width: thin; }
-[class*="st-key-pulse"], [data-testid="stElementContainer"]:has(.page-end) { position: absolute; }
+[class*="st-key-pulse"] { position: absolute; }
 </style>
 """
 

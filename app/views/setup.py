@@ -121,7 +121,7 @@ def _progress() -> None:
     running = found.running
     if running is None or running.kind != "start":
         return
-    pulse("pulse_progress", page=found.page, busy=True)
+    pulse("pulse_progress")
     job = running.job
     done = [stage.name for stage in job.stages]
     share = (len(done) - 1) / len(STAGES) if done else 0.0

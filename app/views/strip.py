@@ -27,10 +27,9 @@ def _strip() -> None:
     """Asks for news while a job runs; the whole page is drawn again when it ends."""
     found = state.session()
     busy = found.running is not None or found.proof is not None
-    shown = pulse("pulse", page=found.page, busy=busy)
-    if work.poll(found, shown.page if shown is not None and shown.number != found.beat else None):
+    pulse("pulse", busy=busy)
+    if work.poll(found):
         st.rerun()
-    found.beat = shown.number if shown is not None else 0
     document = found.document
     with st.container(horizontal=True, wrap=False, vertical_alignment="center", gap="small", key="strip"):
         if document is not None:
