@@ -17,14 +17,14 @@ from typing import Any
 from streamlit.runtime.app_session import AppSession, AppSessionState
 from streamlit.runtime.scriptrunner.script_runner import ScriptRunnerEvent
 
+CREATE, HANDLE = "_create_scriptrunner", "_handle_scriptrunner_event_on_event_loop"
 _HELD = "requests_held"
 """Name of the attribute of a session that lists what waits for the end of its runner."""
 
 
 def hear_runs_out() -> None:
     """Lets every run of every session be heard out. Done once per server, however often it is called."""
-    create = getattr(AppSession, "_create_scriptrunner", None)
-    handle = getattr(AppSession, "_handle_scriptrunner_event_on_event_loop", None)
+    create, handle = getattr(AppSession, CREATE, None), getattr(AppSession, HANDLE, None)
     if create is None or handle is None:
         logging.getLogger(__name__).warning("This Streamlit is built in another way: pages can miss the end of a run.")
         return
@@ -51,6 +51,5 @@ def hear_runs_out() -> None:
                 self._create_scriptrunner(data)
 
     setattr(create_or_hold, _HELD, True)
-    methods = {create.__name__: create_or_hold, handle.__name__: handle_and_pass_on}
-    for name, method in methods.items():
+    for name, method in ((CREATE, create_or_hold), (HANDLE, handle_and_pass_on)):
         setattr(AppSession, name, method)

@@ -110,6 +110,6 @@ def test_a_page_is_heard_out_before_a_part_of_it_is_drawn_again(script: Path, re
 def test_streamlit_by_itself_forgets_the_page(script: Path, monkeypatch: pytest.MonkeyPatch):
     """If this fails, Streamlit has learnt to hear runs out, and `hear_runs_out` can go."""
     streamlit_compat.hear_runs_out()
-    for method in ("_create_scriptrunner", "_handle_scriptrunner_event_on_event_loop"):
+    for method in (streamlit_compat.CREATE, streamlit_compat.HANDLE):
         monkeypatch.setattr(AppSession, method, getattr(AppSession, method).__wrapped__)
     assert not set(asyncio.run(heard(script, 1))) & set(PAGE[1:-1])
