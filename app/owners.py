@@ -15,7 +15,8 @@ COOKIE = "_streamlit_xsrf"
 
 def browser_mark() -> str:
     """Short digest that names this browser, "" if it cannot be told apart."""
-    return mark_of(st.context.cookies.get(COOKIE, ""))
+    cookie = st.context.cookies.get(COOKIE)
+    return mark_of(cookie) if isinstance(cookie, str) else ""
 
 
 def mark_of(cookie: str) -> str:
