@@ -15,6 +15,7 @@ def main() -> None:
     import streamlit as st
 
     from app import opening, state, streamlit_compat, work
+    from app.components.headings import page_title
     from app.views import strip
 
     streamlit_compat.hear_runs_out()
@@ -37,6 +38,7 @@ def main() -> None:
         found.arrived = False
         st.switch_page(pages["explorer"])
     state.write_address(found)
+    page_title(current.title)
     strip.draw(found)
     current.run()
     st.session_state["page"] = current.title

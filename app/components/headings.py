@@ -17,7 +17,7 @@ _STYLE = """
 
 def heading(text: str, note: str = "") -> None:
     """Of a section, with a few words on how to read it."""
-    words = f' <span class="note">{escape(note)}</span>' if note else ""
+    words = f' <span class="note">· {escape(note)}</span>' if note else ""
     st.html(f'{_STYLE}<h2 class="px-h">{escape(text)}{words}</h2>', width="stretch")
 
 
