@@ -42,6 +42,7 @@ def main() -> None:
     strip.draw(found)
     current.run()
     st.session_state["page"] = current.title
+    found.drawn = True
 
 
 if __name__ == "__main__":

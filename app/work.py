@@ -206,7 +206,7 @@ def poll(found: Session) -> bool:
 def begin_page(found: Session) -> None:
     """The whole page is being drawn, with the results of all jobs that have ended."""
     _collect(found)
-    found.has_news = False
+    found.has_news = found.drawn = False
 
 
 def _collect(found: Session) -> None:
