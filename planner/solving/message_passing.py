@@ -1,8 +1,8 @@
 """The everyday solver: message passing with a proven bound, several decodings, and mending of the best plan.
 
 When value and bound agree the plan is optimal and proved so. The state can be copied and restored, so a changed problem (a
-pin, another memory price) starts from where a similar one ended; bounds hold for any messages. That also allows leaps: messages
-that drift at a steady pace are moved on at once.
+pin, another memory price) starts from where a similar one ended; bounds hold for any messages. That also allows momentum:
+messages that drift at a steady pace are moved on by more than a sweep would.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ _NOTICEABLE = 1e-5
 _FAR = 1e-2
 """Relative gap above which every fourth mending is not confined to the window."""
 
-_LEAP_SWEEPS = 2
 _AMPLE_S = 20.0
 """With less time than this the first round is a single sweep: it tells how long one takes."""
 
@@ -130,7 +129,7 @@ class MessagePassing:
         self._nudged_us = self.cost_us + self.nudges_us
         nodes, entries, edges = self.layout.num_nodes, int(self.layout.message_at[-1]), self.layout.num_edges
         self.messages = Messages(
-            np.zeros(entries), np.zeros(entries), np.zeros(nodes), np.zeros(edges), np.zeros(nodes, np.int64),
+            np.zeros(entries), np.zeros(entries), np.zeros(entries), np.array([1.0, -np.inf]), np.zeros(nodes), np.zeros(edges), np.zeros(nodes, np.int64),
             np.ones(nodes, np.bool_), np.ones(nodes, np.bool_), np.ones(nodes, np.bool_),
         )  # fmt: skip
 
@@ -179,22 +178,18 @@ class MessagePassing:
         if start is not None:
             kernels.mend(lay, self._nudged_us, _orders(rng, members), penalty, best)
             value = kernels.value_of(lay, self._nudged_us, best)
-        leap, sweep_s = _Leap(self), None
+        sweep_s = None
+        self.messages.pace[:] = 1.0, -np.inf
         while done < effort.max_sweeps and not effort.expired():
-            count, leapt = min(effort.round_sweeps, effort.max_sweeps - done, effort.affordable(sweep_s)), 0
-            clock = time.monotonic()
+            count = min(effort.round_sweeps, effort.max_sweeps - done, effort.affordable(sweep_s))
+            clock, active = time.monotonic(), everyone
             if window is not None:
                 sweeps = _WINDOW_SWEEPS[min(rounds, len(_WINDOW_SWEEPS) - 1)]
-                before_leap = leap.mark() if done > effort.local_sweeps else None
                 self._settle(window, effort.eps_us, sweeps, value - bound)
                 active = everyone if done >= effort.local_sweeps else window
-                found_value, found_bound, swept, leapt = leap.after_settling(effort, before_leap, active, count, penalty, found)
-            elif rounds > 0 and count > 2 * _LEAP_SWEEPS:
-                found_value, found_bound, swept = leap.round(effort, count, penalty, found)
-            else:
-                found_value, found_bound, swept = self.sweep(effort, everyone, count, penalty, found)
-            done += swept + leapt
-            sweep_s = (time.monotonic() - clock) / max(1, swept + leapt)
+            found_value, found_bound, swept = self.sweep(effort, active, count, penalty, found)
+            done += swept
+            sweep_s = (time.monotonic() - clock) / max(1, swept)
             before = value, bound
             bound = max(bound, found_bound)
             if _is_better(found_value, value):
@@ -268,72 +263,6 @@ class MessagePassing:
         least = np.minimum.reduceat(finite, self.layout.first[:-1])
         tables = self.layout.table[np.isfinite(self.layout.table)]
         return 100.0 * (float(np.abs(least[np.isfinite(least)]).sum()) + float(tables.max(initial=1.0)))
-
-
-class _Leap:
-    """Rounds of sweeps with a leap: messages often drift at a steady pace for many sweeps, so they are moved on by a multiple of
-    what the last sweeps moved them. Bounds hold for any messages; a leap that does not raise the bound is taken back."""
-
-    def __init__(self, passing: MessagePassing) -> None:
-        self.passing = passing
-        self.everyone = np.ones(passing.layout.num_nodes, np.bool_)
-        self.length = 2.0
-
-    def round(self, effort: Effort, count: int, penalty: float, found: np.ndarray) -> tuple[float, float, int]:
-        """As `MessagePassing.sweep`."""
-        before = self.mark()
-        value, bound, swept = self.passing.sweep(effort, self.everyone, count - _LEAP_SWEEPS, penalty, found)
-        if swept < count - _LEAP_SWEEPS or effort.suffices(value, bound):
-            return value, bound, swept
-        value, bound, more = self.jump(effort, before, _LEAP_SWEEPS, penalty, (found, value, bound))
-        return value, bound, count if more == _LEAP_SWEEPS else swept + more
-
-    def after_settling(
-        self,
-        effort: Effort,
-        before: tuple[np.ndarray, np.ndarray] | None,
-        active: np.ndarray,
-        count: int,
-        penalty: float,
-        found: np.ndarray,
-    ) -> tuple[float, float, int, int]:
-        """Sweeps, then a jump from `before` if there is one. -> value, bound, sweeps done, sweeps of the jump"""
-        value, bound, swept = self.passing.sweep(effort, active, count, penalty, found)
-        if before is None or swept < count or effort.suffices(value, bound):
-            return value, bound, swept, 0
-        value, bound, leapt = self.jump(effort, before, 1, penalty, (found, value, bound))
-        return value, bound, swept, leapt
-
-    def mark(self) -> tuple[np.ndarray, np.ndarray]:
-        """Messages as they are now: where the next jump is measured from."""
-        return self.passing.messages.forward.copy(), self.passing.messages.backward.copy()
-
-    def jump(
-        self,
-        effort: Effort,
-        before: tuple[np.ndarray, np.ndarray],
-        count: int,
-        penalty: float,
-        so_far: tuple[np.ndarray, float, float],
-    ) -> tuple[float, float, int]:
-        """Move on from `before` through the present messages, then up to `count` sweeps. `so_far` is the plan found (changed in
-        place), its value and the bound. -> value, bound, sweeps done"""
-        passing, messages = self.passing, self.passing.messages
-        found, value, bound = so_far
-        here, saved = passing.bound_now(), messages.copy()
-        messages.forward[:] += self.length * (messages.forward - before[0])
-        messages.backward[:] += self.length * (messages.backward - before[1])
-        passing.mark_stale()
-        other = np.zeros_like(found)
-        leapt_value, leapt_bound, swept = passing.sweep(effort, self.everyone, count, penalty, other)
-        if leapt_value < value:
-            found[:], value = other, leapt_value
-        if passing.bound_now() > here:
-            self.length *= 2.0
-        else:
-            messages.restore(saved)
-            self.length = max(1.0, self.length / 2.0)
-        return value, max(bound, leapt_bound), swept
 
 
 def _is_better(value: float, other: float) -> bool:
