@@ -265,15 +265,15 @@ def _backward_pass(lay, cost, m, active, eps, d, h, msg):
 
 
 @numba.njit(cache=True, nogil=True)
-def _momentum(lay, m, active, eps):
+def _momentum(lay, m, pace, active, eps):
     """Move the messages on by a part of what they moved since the last time: they drift at a steady pace for many sweeps.
 
     The part grows with every step, as in Y. Nesterov, "A method for solving the convex programming problem with convergence
     rate O(1/k^2)", 1983. Bounds hold for any messages.
     """
-    step = 0.5 * (1.0 + np.sqrt(1.0 + 4.0 * m.pace[0] ** 2))
-    part = min((m.pace[0] - 1.0) / step, MOST_MOMENTUM)
-    m.pace[0] = step
+    step = 0.5 * (1.0 + np.sqrt(1.0 + 4.0 * pace[0] ** 2))
+    part = min((pace[0] - 1.0) / step, MOST_MOMENTUM)
+    pace[0] = step
     for e in range(lay.edge_u.size):
         u, v = lay.edge_u[e], lay.edge_v[e]
         if not (active[u] and active[v]):
@@ -296,11 +296,11 @@ def _momentum(lay, m, active, eps):
 
 
 @numba.njit(cache=True, nogil=True)
-def _keep_pace(m, total):
+def _keep_pace(pace, total):
     """Momentum starts anew when it has led the bound down."""
-    if total < m.pace[1]:
-        m.pace[0] = 1.0
-    m.pace[1] = total
+    if total < pace[1]:
+        pace[0] = 1.0
+    pace[1] = total
 
 
 @numba.njit(cache=True, nogil=True)
@@ -317,7 +317,7 @@ def sweeps(lay, cost, m, active, count, tolerance, eps, penalty, x):
     everyone = np.ones(active.size, np.bool_)
     best, bound, done = np.inf, -np.inf, 0
     for _ in range(count):
-        _momentum(lay, m, active, eps)
+        _momentum(lay, m, m.pace, active, eps)
         _forward_pass(lay, cost, m, active, eps, d, h, msg)
         _decode_forward(lay, cost, m, penalty, d)
         value = value_of(lay, cost, m.choice)
@@ -327,7 +327,7 @@ def sweeps(lay, cost, m, active, count, tolerance, eps, penalty, x):
         _backward_pass(lay, cost, m, everyone, eps, d, h, msg)
         done += 1
         total = m.node_low.sum() + m.edge_low.sum()
-        _keep_pace(m, total)
+        _keep_pace(m.pace, total)
         bound = max(bound, total)
         if best < np.inf and best - bound <= tolerance * abs(best):
             break
@@ -344,16 +344,16 @@ def settle(lay, cost, m, active, count, eps, enough):
     widest = lay.table_size.max() if lay.table_size.size else 1
     h, msg = np.empty(widest), np.empty(widest)
     before = -np.inf
-    m.pace[0], m.pace[1] = 1.0, -np.inf
+    pace = np.array([1.0, -np.inf])
     for _ in range(count):
-        _momentum(lay, m, active, eps)
+        _momentum(lay, m, pace, active, eps)
         _forward_pass(lay, cost, m, active, eps, d, h, msg)
         _backward_pass(lay, cost, m, active, eps, d, h, msg)
         total = m.node_low.sum() + m.edge_low.sum()
         if abs(total - before) <= enough:
             break
         before = total
-        _keep_pace(m, total)
+        _keep_pace(pace, total)
 
 
 @numba.njit(cache=True, nogil=True)

@@ -129,8 +129,10 @@ class MessagePassing:
         self._nudged_us = self.cost_us + self.nudges_us
         nodes, entries, edges = self.layout.num_nodes, int(self.layout.message_at[-1]), self.layout.num_edges
         self.messages = Messages(
-            np.zeros(entries), np.zeros(entries), np.zeros(entries), np.array([1.0, -np.inf]), np.zeros(nodes), np.zeros(edges), np.zeros(nodes, np.int64),
-            np.ones(nodes, np.bool_), np.ones(nodes, np.bool_), np.ones(nodes, np.bool_),
+            forward=np.zeros(entries), backward=np.zeros(entries), before=np.zeros(entries), pace=np.array([1.0, -np.inf]),
+            node_low=np.zeros(nodes), edge_low=np.zeros(edges), choice=np.zeros(nodes, np.int64),
+            stale_forward=np.ones(nodes, np.bool_), stale_backward=np.ones(nodes, np.bool_),
+            stale_choice=np.ones(nodes, np.bool_),
         )  # fmt: skip
 
     def save(self) -> tuple[np.ndarray, Messages]:
