@@ -8,7 +8,7 @@ messages that drift at a steady pace are moved on by more than a sweep would.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,11 +28,14 @@ _NOISE = 1e-13
 
 _SETTLED_US = 1e-9
 _MEND_ORDERS = 3
-_WINDOW_SWEEPS = (6, 12, 24, 24, 24, 24, 24, 12)
+_WINDOW_SWEEPS = (6, 12, 24, 24, 40)
 """Sweeps among the nodes of a window before each round of whole sweeps; the last number holds from there on."""
 
-_WINDOW_PART = 0.005
-"""In a window, what brings less than this part of the gap is not worth a sweep."""
+_FIRST_ROUNDS, _WIDER_ROUNDS = 4, 2
+"""Rounds with the first window, and with each wider one."""
+
+_WINDOW_PART, _WIDER_PART = 0.005, 0.001
+"""In the first window, or in a wider one, what brings less than this part of the gap is not worth a sweep."""
 
 _NOTICEABLE = 1e-5
 _FAR = 1e-2
@@ -161,11 +164,12 @@ class MessagePassing:
         for stale in (self.messages.stale_forward, self.messages.stale_backward, self.messages.stale_choice):
             stale[:] = True
 
-    def run(self, effort: Effort, start: np.ndarray | None = None, window: np.ndarray | None = None) -> Outcome:
+    def run(self, effort: Effort, start: np.ndarray | None = None, windows: Sequence[np.ndarray] = ()) -> Outcome:
         """Sweep, decode and mend until proved, stuck or out of time.
 
-        `start` is a plan to begin with. `window` (bool per node) says where prices changed: messages settle there before
-        each round of whole sweeps, and mending is confined to it, except now and then while the plan is far from its bound.
+        `start` is a plan to begin with. `windows` (bool per node, each wider than the one before) say where prices changed:
+        messages settle there before each round of whole sweeps, in one after the other; and mending is confined to them, except
+        now and then while the plan is far from its bound.
         """
         if self.most_nudges_us > 0.0:  # they are taken off the bound
             effort = replace(effort, tolerance=effort.tolerance - NUDGE_PART)
@@ -175,7 +179,7 @@ class MessagePassing:
         bound, done, stuck, rounds = -np.inf, 0, 0, 0
         found = np.zeros(lay.num_nodes, np.int64)
         rng = np.random.default_rng(0)
-        members = np.arange(lay.num_nodes) if window is None else np.flatnonzero(window)
+        members = np.flatnonzero(windows[0] if windows else everyone)
         value = np.inf
         if start is not None:
             kernels.mend(lay, self._nudged_us, _orders(rng, members), penalty, best)
@@ -185,10 +189,11 @@ class MessagePassing:
         while done < effort.max_sweeps and not effort.expired():
             count = min(effort.round_sweeps, effort.max_sweeps - done, effort.affordable(sweep_s))
             clock, active = time.monotonic(), everyone
-            if window is not None:
-                sweeps = _WINDOW_SWEEPS[min(rounds, len(_WINDOW_SWEEPS) - 1)]
-                self._settle(window, effort.eps_us, sweeps, value - bound)
+            if (window := _at_round(windows, rounds)) is not None:
+                members = np.flatnonzero(window)
+                self._settle(window, effort.eps_us, rounds, value - bound)
                 active = everyone if done >= effort.local_sweeps else window
+                self.messages.pace[:] = 1.0, -np.inf
             found_value, found_bound, swept = self.sweep(effort, active, count, penalty, found)
             done += swept
             sweep_s = (time.monotonic() - clock) / max(1, swept)
@@ -205,7 +210,7 @@ class MessagePassing:
             if effort.suffices(value, bound):
                 break
             small = TOLERANCE * abs(bound)
-            if window is not None and value < np.inf:
+            if windows and value < np.inf:
                 small = max(small, min(_WINDOW_PART * (value - bound), _NOTICEABLE * abs(bound)))
             stuck = 0 if value < before[0] - small or bound > before[1] + small else stuck + 1
             if stuck >= effort.patience or swept < count:
@@ -229,11 +234,12 @@ class MessagePassing:
             self.layout, self._nudged_us, self.messages, active, count, effort.tolerance, effort.eps_us, penalty, found
         )  # type: ignore[no-any-return]
 
-    def _settle(self, window: np.ndarray, eps_us: float, count: int, gap_us: float) -> None:
+    def _settle(self, window: np.ndarray, eps_us: float, rounds: int, gap_us: float) -> None:
         """Pass messages among the nodes of the window only, until that brings little of the gap. Gives no bound."""
         enough = 0.3 * TOLERANCE * abs(self.bound_now())
         if gap_us < np.inf:
-            enough = max(enough, _WINDOW_PART * gap_us)
+            enough = max(enough, (_WINDOW_PART if rounds < _FIRST_ROUNDS else _WIDER_PART) * gap_us)
+        count = _WINDOW_SWEEPS[min(rounds, len(_WINDOW_SWEEPS) - 1)]
         kernels.settle(self.layout, self._nudged_us, self.messages, window, count, eps_us, enough)
 
     def _mend(self, best: np.ndarray, value: float, penalty: float, orders: np.ndarray) -> float:
@@ -267,6 +273,12 @@ class MessagePassing:
         return 100.0 * (float(np.abs(least[np.isfinite(least)]).sum()) + float(tables.max(initial=1.0)))
 
 
+def _at_round(windows: Sequence[np.ndarray], rounds: int) -> np.ndarray | None:
+    """The window of a round; None after the widest."""
+    stage = max(0, (rounds - _FIRST_ROUNDS) // _WIDER_ROUNDS + 1)
+    return windows[stage] if stage < len(windows) else None
+
+
 def _is_better(value: float, other: float) -> bool:
     """By more than the order of summation can make."""
     return value < other and (np.isinf(other) or value < other - _NOISE * abs(other))
@@ -289,7 +301,7 @@ def warm_up() -> float:
     )  # fmt: skip
     make_consistent(layout, np.ones(4, np.bool_), np.arange(2))
     solver = MessagePassing(problem)
-    solver.run(Effort(max_sweeps=1, tolerance=-1.0), window=np.ones(2, np.bool_))
+    solver.run(Effort(max_sweeps=1, tolerance=-1.0), windows=[np.ones(2, np.bool_)])
     solver.run(Effort(max_sweeps=1, tolerance=-1.0), np.zeros(2, np.int64))
     solver.reduced_costs()
     return time.perf_counter() - began
