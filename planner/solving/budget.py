@@ -8,7 +8,7 @@ Two such plans are then mixed: places that do not touch are switched one by one,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -62,11 +62,11 @@ class BudgetSearch:
         budget_bytes: int,
         effort: Effort,
         *,
-        window: np.ndarray | None,
+        windows: Sequence[np.ndarray],
         layers: np.ndarray,
     ) -> None:
         self.solver = solver
-        self.window = window
+        self.windows = windows
         self.layers = layers
         self.problem = solver.problem
         self.cost_us = cost_us
@@ -159,7 +159,7 @@ class BudgetSearch:
         starts = [corner.choice for corner in (self.fitting, self.too_big) if corner is not None]
         starts += [] if self.best is None else [self.best[1]]
         values = [self.value(start) + price * self._excess_of(start) for start in starts]
-        found = self.solver.run(self.effort, starts[int(np.argmin(values))] if starts else None, self.window)
+        found = self.solver.run(self.effort, starts[int(np.argmin(values))] if starts else None, self.windows)
         self.sweeps += found.sweeps
         bound = found.bound_us - self.offset(price)
         if bound > self.bound:
@@ -222,7 +222,7 @@ def solve_within_budget(
     price: float = 0.0,
     plans: tuple[np.ndarray, ...] = (),
     corners: tuple[np.ndarray, ...] = (),
-    window: np.ndarray | None = None,
+    windows: Sequence[np.ndarray] = (),
     smallest: Callable[[], np.ndarray | None] = lambda: None,
     close_enough: float = CLOSE_ENOUGH,
     few_prices: int = _MAX_PRICES,
@@ -234,7 +234,7 @@ def solve_within_budget(
     After `few_prices` an acceptable gap is enough. The solver is left at the price with the best bound.
     """
     rough = replace(effort, tolerance=max(effort.tolerance, 0.1 * close_enough))  # the price itself is off by more
-    search = BudgetSearch(solver, cost_us, budget_bytes, rough, window=window, layers=layers)
+    search = BudgetSearch(solver, cost_us, budget_bytes, rough, windows=windows, layers=layers)
     for corner in corners:
         search.add_corner(corner)
     for plan in plans:

@@ -1,14 +1,14 @@
 """The everyday solver: message passing with a proven bound, several decodings, and mending of the best plan.
 
 When value and bound agree the plan is optimal and proved so. The state can be copied and restored, so a changed problem (a
-pin, another memory price) starts from where a similar one ended; bounds hold for any messages. That also allows leaps: messages
-that drift at a steady pace are moved on at once.
+pin, another memory price) starts from where a similar one ended; bounds hold for any messages. That also allows momentum:
+messages that drift at a steady pace are moved on by more than a sweep would.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,17 +28,19 @@ _NOISE = 1e-13
 
 _SETTLED_US = 1e-9
 _MEND_ORDERS = 3
-_WINDOW_SWEEPS = (6, 12, 24, 24, 24, 24, 24, 12)
+_WINDOW_SWEEPS = (6, 12, 24, 24, 40)
 """Sweeps among the nodes of a window before each round of whole sweeps; the last number holds from there on."""
 
-_WINDOW_PART = 0.005
-"""In a window, what brings less than this part of the gap is not worth a sweep."""
+_FIRST_ROUNDS, _WIDER_ROUNDS = 4, 2
+"""Rounds with the first window, and with each wider one."""
+
+_WINDOW_PART, _WIDER_PART = 0.005, 0.001
+"""In the first window, or in a wider one, what brings less than this part of the gap is not worth a sweep."""
 
 _NOTICEABLE = 1e-5
 _FAR = 1e-2
 """Relative gap above which every fourth mending is not confined to the window."""
 
-_LEAP_SWEEPS = 2
 _AMPLE_S = 20.0
 """With less time than this the first round is a single sweep: it tells how long one takes."""
 
@@ -130,8 +132,10 @@ class MessagePassing:
         self._nudged_us = self.cost_us + self.nudges_us
         nodes, entries, edges = self.layout.num_nodes, int(self.layout.message_at[-1]), self.layout.num_edges
         self.messages = Messages(
-            np.zeros(entries), np.zeros(entries), np.zeros(nodes), np.zeros(edges), np.zeros(nodes, np.int64),
-            np.ones(nodes, np.bool_), np.ones(nodes, np.bool_), np.ones(nodes, np.bool_),
+            forward=np.zeros(entries), backward=np.zeros(entries), before=np.zeros(entries), pace=np.array([1.0, -np.inf]),
+            node_low=np.zeros(nodes), edge_low=np.zeros(edges), choice=np.zeros(nodes, np.int64),
+            stale_forward=np.ones(nodes, np.bool_), stale_backward=np.ones(nodes, np.bool_),
+            stale_choice=np.ones(nodes, np.bool_),
         )  # fmt: skip
 
     def save(self) -> tuple[np.ndarray, Messages]:
@@ -160,11 +164,12 @@ class MessagePassing:
         for stale in (self.messages.stale_forward, self.messages.stale_backward, self.messages.stale_choice):
             stale[:] = True
 
-    def run(self, effort: Effort, start: np.ndarray | None = None, window: np.ndarray | None = None) -> Outcome:
+    def run(self, effort: Effort, start: np.ndarray | None = None, windows: Sequence[np.ndarray] = ()) -> Outcome:
         """Sweep, decode and mend until proved, stuck or out of time.
 
-        `start` is a plan to begin with. `window` (bool per node) says where prices changed: messages settle there before
-        each round of whole sweeps, and mending is confined to it, except now and then while the plan is far from its bound.
+        `start` is a plan to begin with. `windows` (bool per node, each wider than the one before) say where prices changed:
+        messages settle there before each round of whole sweeps, in one after the other; and mending is confined to them, except
+        now and then while the plan is far from its bound.
         """
         if self.most_nudges_us > 0.0:  # they are taken off the bound
             effort = replace(effort, tolerance=effort.tolerance - NUDGE_PART)
@@ -174,27 +179,24 @@ class MessagePassing:
         bound, done, stuck, rounds = -np.inf, 0, 0, 0
         found = np.zeros(lay.num_nodes, np.int64)
         rng = np.random.default_rng(0)
-        members = np.arange(lay.num_nodes) if window is None else np.flatnonzero(window)
+        members = np.flatnonzero(windows[0] if windows else everyone)
         value = np.inf
         if start is not None:
             kernels.mend(lay, self._nudged_us, _orders(rng, members), penalty, best)
             value = kernels.value_of(lay, self._nudged_us, best)
-        leap, sweep_s = _Leap(self), None
+        sweep_s = None
+        self.messages.pace[:] = 1.0, -np.inf
         while done < effort.max_sweeps and not effort.expired():
-            count, leapt = min(effort.round_sweeps, effort.max_sweeps - done, effort.affordable(sweep_s)), 0
-            clock = time.monotonic()
-            if window is not None:
-                sweeps = _WINDOW_SWEEPS[min(rounds, len(_WINDOW_SWEEPS) - 1)]
-                before_leap = leap.mark() if done > effort.local_sweeps else None
-                self._settle(window, effort.eps_us, sweeps, value - bound)
+            count = min(effort.round_sweeps, effort.max_sweeps - done, effort.affordable(sweep_s))
+            clock, active = time.monotonic(), everyone
+            if (window := _at_round(windows, rounds)) is not None:
+                members = np.flatnonzero(window)
+                self._settle(window, effort.eps_us, rounds, value - bound)
                 active = everyone if done >= effort.local_sweeps else window
-                found_value, found_bound, swept, leapt = leap.after_settling(effort, before_leap, active, count, penalty, found)
-            elif rounds > 0 and count > 2 * _LEAP_SWEEPS:
-                found_value, found_bound, swept = leap.round(effort, count, penalty, found)
-            else:
-                found_value, found_bound, swept = self.sweep(effort, everyone, count, penalty, found)
-            done += swept + leapt
-            sweep_s = (time.monotonic() - clock) / max(1, swept + leapt)
+                self.messages.pace[:] = 1.0, -np.inf
+            found_value, found_bound, swept = self.sweep(effort, active, count, penalty, found)
+            done += swept
+            sweep_s = (time.monotonic() - clock) / max(1, swept)
             before = value, bound
             bound = max(bound, found_bound)
             if _is_better(found_value, value):
@@ -208,7 +210,7 @@ class MessagePassing:
             if effort.suffices(value, bound):
                 break
             small = TOLERANCE * abs(bound)
-            if window is not None and value < np.inf:
+            if windows and value < np.inf:
                 small = max(small, min(_WINDOW_PART * (value - bound), _NOTICEABLE * abs(bound)))
             stuck = 0 if value < before[0] - small or bound > before[1] + small else stuck + 1
             if stuck >= effort.patience or swept < count:
@@ -232,11 +234,12 @@ class MessagePassing:
             self.layout, self._nudged_us, self.messages, active, count, effort.tolerance, effort.eps_us, penalty, found
         )  # type: ignore[no-any-return]
 
-    def _settle(self, window: np.ndarray, eps_us: float, count: int, gap_us: float) -> None:
+    def _settle(self, window: np.ndarray, eps_us: float, rounds: int, gap_us: float) -> None:
         """Pass messages among the nodes of the window only, until that brings little of the gap. Gives no bound."""
         enough = 0.3 * TOLERANCE * abs(self.bound_now())
         if gap_us < np.inf:
-            enough = max(enough, _WINDOW_PART * gap_us)
+            enough = max(enough, (_WINDOW_PART if rounds < _FIRST_ROUNDS else _WIDER_PART) * gap_us)
+        count = _WINDOW_SWEEPS[min(rounds, len(_WINDOW_SWEEPS) - 1)]
         kernels.settle(self.layout, self._nudged_us, self.messages, window, count, eps_us, enough)
 
     def _mend(self, best: np.ndarray, value: float, penalty: float, orders: np.ndarray) -> float:
@@ -270,70 +273,10 @@ class MessagePassing:
         return 100.0 * (float(np.abs(least[np.isfinite(least)]).sum()) + float(tables.max(initial=1.0)))
 
 
-class _Leap:
-    """Rounds of sweeps with a leap: messages often drift at a steady pace for many sweeps, so they are moved on by a multiple of
-    what the last sweeps moved them. Bounds hold for any messages; a leap that does not raise the bound is taken back."""
-
-    def __init__(self, passing: MessagePassing) -> None:
-        self.passing = passing
-        self.everyone = np.ones(passing.layout.num_nodes, np.bool_)
-        self.length = 2.0
-
-    def round(self, effort: Effort, count: int, penalty: float, found: np.ndarray) -> tuple[float, float, int]:
-        """As `MessagePassing.sweep`."""
-        before = self.mark()
-        value, bound, swept = self.passing.sweep(effort, self.everyone, count - _LEAP_SWEEPS, penalty, found)
-        if swept < count - _LEAP_SWEEPS or effort.suffices(value, bound):
-            return value, bound, swept
-        value, bound, more = self.jump(effort, before, _LEAP_SWEEPS, penalty, (found, value, bound))
-        return value, bound, count if more == _LEAP_SWEEPS else swept + more
-
-    def after_settling(
-        self,
-        effort: Effort,
-        before: tuple[np.ndarray, np.ndarray] | None,
-        active: np.ndarray,
-        count: int,
-        penalty: float,
-        found: np.ndarray,
-    ) -> tuple[float, float, int, int]:
-        """Sweeps, then a jump from `before` if there is one. -> value, bound, sweeps done, sweeps of the jump"""
-        value, bound, swept = self.passing.sweep(effort, active, count, penalty, found)
-        if before is None or swept < count or effort.suffices(value, bound):
-            return value, bound, swept, 0
-        value, bound, leapt = self.jump(effort, before, 1, penalty, (found, value, bound))
-        return value, bound, swept, leapt
-
-    def mark(self) -> tuple[np.ndarray, np.ndarray]:
-        """Messages as they are now: where the next jump is measured from."""
-        return self.passing.messages.forward.copy(), self.passing.messages.backward.copy()
-
-    def jump(
-        self,
-        effort: Effort,
-        before: tuple[np.ndarray, np.ndarray],
-        count: int,
-        penalty: float,
-        so_far: tuple[np.ndarray, float, float],
-    ) -> tuple[float, float, int]:
-        """Move on from `before` through the present messages, then up to `count` sweeps. `so_far` is the plan found (changed in
-        place), its value and the bound. -> value, bound, sweeps done"""
-        passing, messages = self.passing, self.passing.messages
-        found, value, bound = so_far
-        here, saved = passing.bound_now(), messages.copy()
-        messages.forward[:] += self.length * (messages.forward - before[0])
-        messages.backward[:] += self.length * (messages.backward - before[1])
-        passing.mark_stale()
-        other = np.zeros_like(found)
-        leapt_value, leapt_bound, swept = passing.sweep(effort, self.everyone, count, penalty, other)
-        if leapt_value < value:
-            found[:], value = other, leapt_value
-        if passing.bound_now() > here:
-            self.length *= 2.0
-        else:
-            messages.restore(saved)
-            self.length = max(1.0, self.length / 2.0)
-        return value, max(bound, leapt_bound), swept
+def _at_round(windows: Sequence[np.ndarray], rounds: int) -> np.ndarray | None:
+    """The window of a round; None after the widest."""
+    stage = max(0, (rounds - _FIRST_ROUNDS) // _WIDER_ROUNDS + 1)
+    return windows[stage] if stage < len(windows) else None
 
 
 def _is_better(value: float, other: float) -> bool:
@@ -358,7 +301,7 @@ def warm_up() -> float:
     )  # fmt: skip
     make_consistent(layout, np.ones(4, np.bool_), np.arange(2))
     solver = MessagePassing(problem)
-    solver.run(Effort(max_sweeps=1, tolerance=-1.0), window=np.ones(2, np.bool_))
+    solver.run(Effort(max_sweeps=1, tolerance=-1.0), windows=[np.ones(2, np.bool_)])
     solver.run(Effort(max_sweeps=1, tolerance=-1.0), np.zeros(2, np.int64))
     solver.reduced_costs()
     return time.perf_counter() - began

@@ -47,6 +47,8 @@ OVERRIDES = (Pin, Allow, Forbid)
 _BUDGET_SWEEPS, _BUDGET_SWEEPS_PINNED = 32, 8
 _PRICES, _PRICES_PINNED = 14, 3
 _CLOSE_ENOUGH_PINNED = 1e-3
+_WINDOW_WIDTHS = (1, 2, 4)
+"""Layers on each side of a pinned one, where messages settle before those of the whole model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,14 +95,14 @@ class _Base:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Start:
-    """Where a search begins: plans, a price per byte and the gap of a similar problem, and the window in which it differs."""
+    """Where a search begins: plans, a price per byte and the gap of a similar problem, and where it differs."""
 
     effort: Effort
     plan: np.ndarray | None = None
     corners: tuple[np.ndarray, ...] = ()
     price: float = 0.0
     gap: float = 0.0
-    window: np.ndarray | None = None
+    windows: Sequence[np.ndarray] = ()
 
 
 @dataclass(eq=False)
@@ -275,7 +277,7 @@ class Solver:
         plan = start.plan
         if plan is None and self._folding is not None:
             plan = self._folding.start(self._passing, replace(start.effort, tell=None))
-        return self._passing.run(start.effort, plan, start.window)
+        return self._passing.run(start.effort, plan, start.windows)
 
     def _within(self, cost: np.ndarray, limit: int, run: _Run, start: _Start) -> BudgetOutcome:
         """As `_search` under a memory budget: without it first, unless a price per byte is known."""
@@ -301,7 +303,7 @@ class Solver:
             price=start.price,
             plans=() if start.plan is None else (start.plan,),
             corners=corners,
-            window=start.window,
+            windows=start.windows,
             smallest=smallest,
             close_enough=max(_CLOSE_ENOUGH_PINNED, 1.3 * start.gap) if again else CLOSE_ENOUGH,
             few_prices=_PRICES_PINNED if again else _PRICES,
@@ -312,14 +314,14 @@ class Solver:
         self._passing.restore(base.state)
         effort = run.effort(max_sweeps=32, patience=6, round_sweeps=1, mend_every=2, eps_us=1e-5)
         cost = np.where(alive, self.problem.unary_us, np.inf)
-        window = self._window([r for r in run.restrictions if r.constraint not in run.based_on])
+        windows = self._windows([r for r in run.restrictions if r.constraint not in run.based_on])
         start = _Start(
             effort=effort,
             plan=self._adapt(base.outcome.choice, cost),
             corners=tuple(self._adapt(plan, cost) for plan in base.corners),
             price=base.price,
             gap=base.outcome.gap,
-            window=window,
+            windows=windows,
         )
         return self._search(alive, run, start)
 
@@ -331,14 +333,17 @@ class Solver:
             adapted[node] = int(np.argmin(cost[lay.span(int(node))]))
         return adapted
 
-    def _window(self, restrictions: Sequence[Restriction]) -> np.ndarray | None:
-        """Nodes of the layers around the restrictions; None if these are not in a few layers."""
+    def _windows(self, restrictions: Sequence[Restriction]) -> tuple[np.ndarray, ...]:
+        """Nodes of the layers around the restrictions, nearer and farther; none if these are not in a few layers."""
         pinned = [node for r in restrictions for node in r.masks]
         layers = {int(self._layer[node]) for node in pinned}
         if OUTSIDE in layers or len(layers) > 3 or not layers:
-            return None
-        near = {layer + step for layer in layers for step in (-1, 0, 1)}
-        return np.isin(self._layer, sorted(near))
+            return ()
+        found = []
+        for width in _WINDOW_WIDTHS:
+            near = {layer + step for layer in layers for step in range(-width, width + 1)}
+            found.append(np.isin(self._layer, sorted(near)))
+        return tuple(found)
 
     # ---- exact step, result ---------------------------------------------------------------------------------------
     def _finish(self, found: BudgetOutcome, alive: np.ndarray, limit: int | None, run: _Run) -> tuple[Outcome, str]:
