@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,6 +23,8 @@ class CostTable:
         routes_without_reduction: the same where a pending sum must stay pending (only lattices that need it).
         unreduced: (consumer node, operand slot) of uses that take `routes_without_reduction`: the casts of low-precision
             gradients to their parameter's dtype, when gradients are to be reduced in that dtype.
+        routes_to_pending: the same as `routes` with the local move R -> P (only lattices that need it).
+        made_pending: (consumer node, operand slot) of uses that take `routes_to_pending`, see `costing/pending.py`.
         memory: bytes per strategy.
         gpus_per_node: devices that share the fast links of one node.
     """
@@ -36,6 +38,10 @@ class CostTable:
     unreduced: frozenset[tuple[int, int]]
     memory: MemoryTable
     gpus_per_node: int = 8
+    routes_to_pending: Mapping[int, Routes] = field(default_factory=dict)
+    made_pending: frozenset[tuple[int, int]] = frozenset()
 
     def routes_of_use(self, lattice: int, consumer: int, slot: int) -> Routes:
-        return self.routes_without_reduction[lattice] if (consumer, slot) in self.unreduced else self.routes[lattice]
+        if (consumer, slot) in self.unreduced:
+            return self.routes_without_reduction[lattice]
+        return self.routes_to_pending[lattice] if (consumer, slot) in self.made_pending else self.routes[lattice]

@@ -8,6 +8,9 @@ A move changes one mesh axis, or several axes that make the same change in one s
     S(d) -> R     all-gather                    P -> R      all-reduce
     S(d) -> S(e)  all-to-all                    P -> S(d)   reduce-scatter
     R -> S(d)     local narrow, no traffic
+    R -> P(sum)   local: the first device keeps the value, the others zeros; no traffic
+
+R -> P is offered to uses that add a whole tensor to a pending sum (`costing/pending.py`), nowhere else.
 
 A dim sharded by several axes is split by the outermost first. So an axis may give up or take S(d) only if no later axis
 outside the move shards d (otherwise the pieces would be strided).
@@ -71,7 +74,7 @@ class MoveGroup:
     """All moves of one lattice with the same change on the same axes; arrays of equal length, prices not included.
 
     Attributes:
-        kind: the collective, None for a local narrow.
+        kind: the collective, None for a local narrow or R -> P.
         source, target: int32 placement numbers; each occurs once.
         full_bytes: float64, see `Collective`.
         copy_bytes: float64, bytes read plus written by re-layout copies around the collective.
@@ -94,14 +97,14 @@ def _kind(old: int, new: int) -> CollectiveKind | None:
     return CollectiveKind.ALL_GATHER if new == R else CollectiveKind.ALL_TO_ALL
 
 
-def move_groups(lattice: Lattice) -> Iterator[MoveGroup]:
-    """Every legal single move between placements of a lattice."""
+def move_groups(lattice: Lattice, *, to_pending: bool = False) -> Iterator[MoveGroup]:
+    """Every legal single move between placements of a lattice; R -> P among them if asked for."""
     real_axes = [axis for axis, size in enumerate(lattice.mesh.axis_sizes) if size > 1]
     used = sorted({int(code) for code in lattice.codes.ravel()})
     for count in range(1, len(real_axes) + 1):
         for axes in itertools.combinations(real_axes, count):
             for old, new in itertools.permutations(used, 2):
-                if new not in (P, P_MAX):
+                if new not in (P, P_MAX) or (to_pending and (old, new) == (R, P)):
                     group = _group(lattice, axes, old, new)
                     if group is not None:
                         yield group
@@ -128,7 +131,9 @@ def _group(lattice: Lattice, axes: tuple[int, ...], old: int, new: int) -> MoveG
     before_bytes, after_bytes = lattice.local_bytes[source], lattice.local_bytes[target]
     full_bytes = after_bytes if kind is CollectiveKind.ALL_GATHER else before_bytes if kind is not None else np.zeros(len(source))
     copied = np.zeros(len(source))
-    if kind is None:
+    if new == P:
+        copied += after_bytes  # zeros are written; the device that keeps its value is not the slowest
+    elif kind is None:
         copied += np.where(_is_strided(lattice, source, new), 2 * after_bytes, 0.0)
     else:
         # The collective works on pieces that lie one behind the other. A dim with something outside it needs a re-layout.
@@ -192,13 +197,16 @@ class Routes:
         )  # fmt: skip
 
 
-def cheapest_routes(lattice: Lattice, price: Callable[[MoveGroup], np.ndarray], *, allow_reductions: bool = True) -> Routes:
+def cheapest_routes(
+    lattice: Lattice, price: Callable[[MoveGroup], np.ndarray], *, allow_reductions: bool = True, to_pending: bool = False
+) -> Routes:
     """Shortest paths over single moves (Bellman-Ford, all sources at once).
 
     `price(group)` gives µs per move. Because the table is a shortest-path closure, direct is never dearer than via.
     Without reductions a pending sum keeps its P on every axis (used where a dtype rule says where a sum may be taken).
+    With `to_pending` a replicated axis may become P(sum).
     """
-    groups = tuple(g for g in move_groups(lattice) if allow_reductions or not g.reduce_op)
+    groups = tuple(g for g in move_groups(lattice, to_pending=to_pending) if allow_reductions or not g.reduce_op)
     return _closure(lattice, groups, [price(group) for group in groups])
 
 

@@ -14,6 +14,7 @@ from planner.costing.compute import TIMELESS_KINDS, Kernels
 from planner.costing.fusion import Traffic, fused_traffic
 from planner.costing.memory import memory_table
 from planner.costing.optimizer import optimizer_us
+from planner.costing.pending import uses_made_pending
 from planner.costing.redistribution import move_price
 from planner.costing.region import with_stated
 from planner.errors import InputError
@@ -47,7 +48,11 @@ def estimate_costs(
     prices = [move_price(hardware, collectives, lattice.meta.dtype) for lattice in space.lattices]
     routes = tuple(cheapest_routes(lattice, price) for lattice, price in zip(space.lattices, prices, strict=True))
     unreduced = unreduced_uses(space.graph)
-    pending = sorted({space.lattice_of[space.graph.nodes[node].operands[slot]] for node, slot in unreduced})
+    made_pending = uses_made_pending(space) - unreduced
+    held, added = (
+        sorted({space.lattice_of[space.graph.nodes[node].operands[slot]] for node, slot in uses})
+        for uses in (unreduced, made_pending)
+    )
     memory = memory_table(space, policy or MemoryPolicy())
     update_us = optimizer_us(space.graph, memory, hardware)
     return CostTable(
@@ -60,9 +65,11 @@ def estimate_costs(
         ),
         routes=routes,
         routes_without_reduction={
-            number: cheapest_routes(space.lattices[number], prices[number], allow_reductions=False) for number in pending
+            number: cheapest_routes(space.lattices[number], prices[number], allow_reductions=False) for number in held
         },
         unreduced=unreduced,
+        routes_to_pending={number: cheapest_routes(space.lattices[number], prices[number], to_pending=True) for number in added},
+        made_pending=made_pending,
         memory=memory,
         gpus_per_node=per_node,
     )

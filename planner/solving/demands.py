@@ -47,6 +47,7 @@ def costs_under(costs: CostTable, constraints: Sequence[Constraint]) -> CostTabl
         routes_without_reduction={
             lattice: without(routes, is_forbidden) for lattice, routes in costs.routes_without_reduction.items()
         },
+        routes_to_pending={lattice: without(routes, is_forbidden) for lattice, routes in costs.routes_to_pending.items()},
     )
 
 

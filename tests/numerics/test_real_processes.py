@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from planner.placement import text
 from planner.plan import Plan
 from planner.tracing.reference import reference_step
 from planner.workbench import Workbench
@@ -40,3 +41,14 @@ def test_a_random_plan_on_four_ranks(llama: Model, bench: Workbench, tmp_path: P
     issued = set(plan.collective_counts["forward"]) | set(plan.collective_counts["backward"])
     assert {label.split("@")[0] for label in issued} == {"all_gather", "all_reduce", "reduce_scatter", "all_to_all"}
     on_four_ranks(llama, plan, tmp_path)
+
+
+@pytest.mark.slow
+def test_biases_added_to_pending_sums_on_four_ranks(tmp_path: Path) -> None:
+    """Each bias is added by one device only; one reduction follows for two products."""
+    factory = Path(__file__).parents[1] / "planner" / "bias_models.py"
+    model = Model.sample(f"{factory}:paths", layers=2, precision="as-traced")
+    plan = optimum(model.bench("tp=4"))
+    lines = [r for r in plan.redistributions if not any(step.collective for step in r.steps) and "P" in text(r.target)]
+    assert len(lines) == 4 and plan.collective_counts["forward"] == {"all_reduce@tp": 2}
+    on_four_ranks(model, plan, tmp_path)

@@ -93,6 +93,7 @@ def _without(costs: CostTable, forbidden: Sequence[Forbidden]) -> CostTable:
         costs,
         routes=tuple(shortest(routes) for routes in costs.routes),
         routes_without_reduction={lattice: shortest(r) for lattice, r in costs.routes_without_reduction.items()},
+        routes_to_pending={lattice: shortest(r) for lattice, r in costs.routes_to_pending.items()},
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -166,6 +167,20 @@ def random_costs(seed: int, *, num_ops: int = 5, options: int = 3, mesh: Mesh | 
         graph, mesh, chosen, [rng.uniform(0, 20, len(s)) for s in chosen],
         num_bytes=num_bytes, unreduced=unreduced, price=simple_price(rng),
     )  # fmt: skip
+
+
+def with_pending_moves(costs: CostTable, seed: int) -> CostTable:
+    """The same prices where about half of the uses may turn R into P, at a price."""
+    rng = np.random.default_rng([seed, 1])
+    uses = [(n, slot) for n, node in enumerate(costs.space.graph.nodes) if node.is_op for slot in range(len(node.operands))]
+    chosen = frozenset(use for use in uses if use not in costs.unreduced and rng.random() < 0.5)
+    price = simple_price(rng)
+
+    def dearer(group: MoveGroup) -> np.ndarray:
+        return 1.0 + 0.01 * group.copy_bytes if group.kind is None and group.copy_bytes.any() else price(group)
+
+    routes = {i: cheapest_routes(lattice, dearer, to_pending=True) for i, lattice in enumerate(costs.space.lattices)}
+    return replace(costs, routes_to_pending=routes, made_pending=chosen)
 
 
 def _random_strategies(rng: np.random.Generator, lattice: Lattice, node: Node, options: int) -> Strategies:

@@ -18,7 +18,7 @@ from planner.solving.message_passing import Effort, MessagePassing
 from planner.solving.problem import PairwiseProblem, build_problem
 from planner.solving.solve import Solution, Solver
 from tests.oracles.brute_force import BestPlan, brute_force
-from tests.oracles.small_spaces import random_costs
+from tests.oracles.small_spaces import random_costs, with_pending_moves
 
 SEEDS = range(40)
 RELATIVE = 2e-6
@@ -90,6 +90,23 @@ def test_optimum_is_that_of_brute_force(seed: int) -> None:
     assert found.report.bound_us <= best.value_us * (1 + 1e-9)
     assert price_by_hand(costs, found) == pytest.approx(found.report.objective_us, rel=1e-9)
     assert exact(solver.problem) == pytest.approx(best.value_us, rel=RELATIVE)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_optimum_where_whole_tensors_may_become_pending_sums(seed: int) -> None:
+    costs = with_pending_moves(costs_of_seed(seed), seed)
+    best = brute_force(costs)
+    assert best.value_us <= truth(seed).value_us + 1e-9
+    found = Solver(costs).solve()
+    assert found.report.status == "optimal" and found.report.objective_us == pytest.approx(best.value_us, rel=RELATIVE)
+    assert price_by_hand(costs, found) == pytest.approx(best.value_us, rel=RELATIVE)
+
+
+def test_becoming_pending_brings_something_somewhere() -> None:
+    better = [
+        seed for seed in range(12) if brute_force(with_pending_moves(costs_of_seed(seed), seed)).value_us < truth(seed).value_us
+    ]
+    assert better
 
 
 @pytest.mark.parametrize("seed", SEEDS)
