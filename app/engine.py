@@ -19,7 +19,7 @@ from typing import Any
 
 from app.answering import Answering
 from app.comparing import Comparing
-from planner import JointGraph, Mesh, ModelRequest, Plan, PlannerError, Workbench, export
+from planner import JointGraph, Mesh, ModelRequest, Plan, PlannerError, Workbench, export, export_recipe
 from planner.constraint import Constraint
 from planner.loading import trace_apart
 
@@ -141,8 +141,10 @@ class PlannerEngine(Answering, Comparing):
         )  # fmt: skip
         return replace(plan, checkpoint=self.checkpoint)
 
-    def export(self, progress: Progress, plan: Plan) -> Any:
-        return export(plan, self.bench.graph, verify=True, progress=progress)
+    def export(self, progress: Progress, plan: Plan, format: str = "script") -> Any:
+        """The file of a plan, `script` or `recipe`, checked."""
+        made = export_recipe if format == "recipe" else export
+        return made(plan, self.bench.graph, verify=True, progress=progress)
 
 
 def serve(connection: Connection, engine_path: str) -> None:

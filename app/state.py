@@ -70,7 +70,7 @@ class Session:
         legal: key -> the job that asked for its legal placements.
         questions: what was asked about the plan -> the job that answers; `asked_about` is the box that those of the inspector
             are about, `why` the (WHERE, placement) that is explained.
-        exported: the last export and the id of its plan.
+        exported, recipe: the last script and the last recipe file, each with the id of its plan.
         others: plans to compare with that are not in the project (recipes, other hardware, files), or why there is none.
         sweep: the sweep over mesh shapes, with its rows, running or ended.
         arrived: a new plan waits to be shown on the Explorer page.
@@ -94,6 +94,7 @@ class Session:
     asked_about: str | None = None
     why: tuple[str, str] | None = None
     exported: tuple[str, Any] | None = None
+    recipe: tuple[str, Any] | None = None
     others: dict[str, Plan | PlannerError] = field(default_factory=dict)
     sweep: Running | None = None
     form: SetupForm = field(default_factory=SetupForm)
@@ -177,7 +178,8 @@ def show(found: Session, document: Document, *, stored: bool = False) -> None:
         found.sweep = None
     found.others = {}
     found.document, found.stored = document, stored
-    found.error, found.infeasible, found.legal, found.exported, found.overlay = None, False, {}, None, None
+    found.error, found.infeasible, found.legal, found.overlay = None, False, {}, None
+    found.exported = found.recipe = None
     found.from_graph, found.note, found.questions, found.why = None, "", {}, None
     samples = tuple(model.name for model in models())
     found.form = form_of(document.plan, document.memory_bytes, samples)

@@ -125,12 +125,14 @@ def prove(found: Session, time_limit_s: float = SOLVE_LIMIT_S) -> None:
     found.proof = Running(kind="proof", job=job, worker=worker, draft=draft, plan_id=document.plan.plan_id)
 
 
-def export(found: Session) -> None:
+def export(found: Session, format: str = "script") -> None:
+    """Write and check a file of the open plan, `script` or `recipe`."""
     document = found.document
     assert document is not None
     worker = _worker(document)
-    job = worker.submit("export", document.plan)
-    _run(found, Running(kind="export", job=job, worker=worker, draft=document.draft, plan_id=document.plan.plan_id))
+    job = worker.submit("export", document.plan, format)
+    asked = Running(kind="export", job=job, worker=worker, draft=document.draft, name=format, plan_id=document.plan.plan_id)
+    _run(found, asked)
 
 
 def price_recipe(found: Session, name: str) -> None:
@@ -273,7 +275,11 @@ def _prove_if_open(found: Session, time_limit_s: float) -> None:
 
 
 def _exported(found: Session, running: Running) -> None:
-    found.exported = (running.plan_id, running.job.result)
+    made = (running.plan_id, running.job.result)
+    if running.name == "recipe":
+        found.recipe = made
+    else:
+        found.exported = made
 
 
 def _take_over_other(found: Session, running: Running) -> None:
@@ -300,7 +306,7 @@ def _take_over_proof(found: Session, running: Running) -> None:
         return
     plan, found.note = settle(document.plan, job.result)
     drafts.set_plan(found, plan, document.base)
-    found.exported = None
+    found.exported = found.recipe = None
 
 
 def elapsed_text(job: Job) -> str:

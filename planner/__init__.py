@@ -48,6 +48,8 @@ _HOME = {
     "trace": "pipeline",
     "diff": "pipeline",
     "export": "pipeline",
+    "export_recipe": "pipeline",
+    "not_expressible": "pipeline",
     "report_lines": "exporting.report",
 }
 __all__ = list(_HOME)

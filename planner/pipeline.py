@@ -23,6 +23,8 @@ from planner.schedule import Schedule
 from planner.workbench import Workbench
 
 if TYPE_CHECKING:
+    from planner.exporting.recipe_file import FactorySource
+    from planner.exporting.recipe_verify import Price
     from planner.exporting.verify import Export
     from planner.forecast import Forecasts
     from planner.hardware import HardwareProfile
@@ -263,6 +265,64 @@ def export(
     tiny = tiny_graph(graph, tracer)
     graph, tiny = planned_graph(plan, graph), None if tiny is None else planned_graph(plan, tiny)
     return export_verified(plan, graph, tiny, verify=verify, embed_plan=embed_plan, progress=progress)
+
+
+def export_recipe(
+    plan: Plan,
+    graph: JointGraph | None = None,
+    *,
+    verify: bool = True,
+    progress: Progress = lambda stage: None,
+    tracer: Tracer | None = None,
+) -> Export:
+    """The plan as a short file in the style of FSDP2 and tensor parallelism: approximate, and measured against the plan.
+
+    Raises:
+        PlanFormatError: the plan belongs to another model.
+        ExportError: the plan cannot be said that way (every reason in `details`), or the file failed its comparison.
+    """
+    from planner.exporting.recipe_verify import export_recipe as export_verified
+
+    progress("trace")
+    if graph is None:
+        graph = (tracer or trace)(plan.request)
+    check_same_model(plan, graph)
+    reasons = not_expressible(plan, graph)
+    tiny = None if reasons else tiny_graph(graph, tracer)
+    graph, tiny = planned_graph(plan, graph), None if tiny is None else planned_graph(plan, tiny)
+    source, price = _factory_source(graph.request, tiny), _collective_price(plan)
+    return export_verified(plan, graph, tiny, source, price, verify=verify, progress=progress)
+
+
+def not_expressible(plan: Plan, graph: JointGraph) -> tuple[str, ...]:
+    """Why a plan cannot be exported as a recipe; empty if it can. `graph`: as traced."""
+    from planner.exporting.expressible import expressible, told
+
+    found = expressible(plan, planned_graph(plan, graph))
+    return told(found) if isinstance(found, list) else ()
+
+
+def _factory_source(request: ModelRequest, tiny: JointGraph | None) -> FactorySource | None:
+    from planner.exporting.recipe_file import FactorySource
+    from planner.tracing.sources import import_source
+
+    found = import_source(request.model)
+    if found is None:
+        return None
+    module, function, named, folder = found
+    asked = {"batch": request.batch, "seq": request.seq, "layers": request.layers}
+    full = named | {name: value for name, value in asked.items() if value is not None}
+    small = None if tiny is None else named | {"size": "tiny", "layers": len(tiny.layers)}
+    return FactorySource(module=module, function=function, full=full, tiny=small, folder=folder)
+
+
+def _collective_price(plan: Plan) -> Price:
+    import numpy as np
+
+    from planner.costing.collective import mesh_collectives
+
+    curves = mesh_collectives(hardware_profile(plan.hardware_name), plan.mesh, plan.gpus_per_node)
+    return lambda kind, axes, num_bytes, dtype: float(curves.us(kind, axes, np.array([num_bytes]), dtype)[0])
 
 
 def schedule(plan: Plan, graph: JointGraph) -> Schedule:

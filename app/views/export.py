@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
+from typing import Any
 
 import streamlit as st
 
@@ -16,18 +17,22 @@ from app.view_models.setup_form import describe
 from app.views.explorer import overlay
 from app.views.pin_panel import is_stale
 from app.views.problems import no_plan
-from planner import PlannerError, hardware_profile, report_lines
+from planner import PlannerError, hardware_profile, not_expressible, report_lines
+from planner.exporting.recipe_file import LABEL
 from planner.exporting.slurm import slurm_script
 
-SCRIPT, SLURM, REPORT, PLAN, TABLE = "Training script", "Slurm file", "HTML report", "Plan JSON", "Op table CSV"
+SCRIPT, RECIPE, SLURM = "Training script", "Recipe", "Slurm file"
+REPORT, PLAN, TABLE = "HTML report", "Plan JSON", "Op table CSV"
 ABOUT = {
     SCRIPT: "One file, torch only, with the plan beside it. It is checked against the model before it is handed out.",
+    RECIPE: f"Your module with parallelize_module and fully_shard: short, familiar, {LABEL}.",
     SLURM: "Starts train.py on as many nodes as the mesh needs. Not run on a cluster by this program.",
     REPORT: "For a ticket: one file to read without network and without script, with sources, reasons and the plan inside.",
     PLAN: "All decisions with inputs, constraints and proof. The commands and this page open it again.",
     TABLE: "One row per op, parameter and gradient: placement, times, memory.",
 }
-SCRIPT_NAME = "train.py"
+SCRIPT_NAME, RECIPE_NAME = "train.py", "recipe.py"
+SHOWN_REASONS = 8
 
 
 def page() -> None:
@@ -48,8 +53,11 @@ def _formats(found: state.Session) -> None:
     chosen = st.segmented_control("Format", tuple(ABOUT), default=SCRIPT, required=True, key="export_format")
     st.caption(ABOUT.get(chosen or SCRIPT, ""))
     _notices(document)
+    if chosen == RECIPE:
+        _recipe(found)
+        return
     if chosen == SCRIPT or chosen is None:
-        _script(found)
+        _file(found, "script", SCRIPT_NAME, found.exported)
         return
     stem = files.file_stem(document.plan)
     name, mime, language = {
@@ -106,19 +114,32 @@ def _preview(text: str, language: str | None) -> None:
     st.code(files.first_lines(text), language=language, height=430)
 
 
-def _script(found: state.Session) -> None:
+def _recipe(found: state.Session) -> None:
+    """Offered where the plan can be said that way, otherwise every reason why not."""
     document = found.document
     assert document is not None
-    if found.exported is None or found.exported[0] != document.plan.plan_id:
+    reasons = not_expressible(document.plan, document.graph)
+    if not reasons:
+        _file(found, "recipe", RECIPE_NAME, found.recipe)
+        return
+    more = len(reasons) - SHOWN_REASONS
+    st.warning("This plan cannot be said as a recipe of modules. The training script runs it exactly.")
+    st.html(markup.lines((*reasons[:SHOWN_REASONS], *([f"and {more:,} more"] if more > 0 else []))))
+
+
+def _file(found: state.Session, format: str, file_name: str, made: tuple[str, Any] | None) -> None:
+    document = found.document
+    assert document is not None
+    if made is None or made[0] != document.plan.plan_id:
         if st.button("Write and check", key="export_start", type="primary", disabled=found.running is not None):
-            work.export(found)
+            work.export(found, format)
             st.rerun()
         st.caption("Writes the file, runs it on simulated ranks at full size and compares a small run with your module.")
         return
-    result = found.exported[1]
+    result = made[1]
     with st.container(horizontal=True):
-        _download(SCRIPT_NAME, "text/x-python", lambda: result.script, key="download_script")
-        name = SCRIPT_NAME.replace(".py", ".plan.json")
+        _download(file_name, "text/x-python", lambda: result.script, key="download_script")
+        name = file_name.replace(".py", ".plan.json")
         st.download_button(f"Download {name}", lambda: result.plan_json, name, "application/json", on_click="ignore")
     st.markdown("**Checks**")
     st.html(markup.lines(report_lines(result.report)))

@@ -8,6 +8,7 @@ from typing import Any
 
 from planner import pipeline
 from planner.commands.common import add_load_limit, check_writable, say, tracer, write_text
+from planner.errors import InputError
 from planner.exporting.report import report_lines
 from planner.exporting.slurm import slurm_script
 from planner.graph import JointGraph
@@ -24,6 +25,11 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--embed-plan", action="store_true", help="store the plan inside the file too (train.py --print-plan)")
     command.add_argument("--slurm", action="store_true", help="write train.sbatch for a Slurm cluster too")
+    command.add_argument(
+        "--format", choices=("script", "recipe"), default="script",
+        help="script runs the plan exactly; recipe is a short file of parallelize_module and fully_shard, approximate, for plans "
+        "that can be said that way",
+    )  # fmt: skip
     add_load_limit(command)
     command.set_defaults(run=run)
 
@@ -32,7 +38,17 @@ def run(args: argparse.Namespace) -> int:
     check_writable(args.output)
     plan = Plan.load(args.plan)
     graph = JointGraph.load(args.graph) if args.graph else None
-    found = pipeline.export(plan, graph, verify=not args.no_verify, embed_plan=args.embed_plan, progress=say, tracer=tracer(args))
+    if args.format == "recipe":
+        for flag, given in (("--embed-plan", args.embed_plan), ("--slurm", args.slurm)):
+            if given:
+                raise InputError(
+                    f"{flag} belongs to --format script", hint=f"Leave {flag} out; the plan lies beside a recipe too."
+                )
+        found = pipeline.export_recipe(plan, graph, verify=not args.no_verify, progress=say, tracer=tracer(args))
+    else:
+        found = pipeline.export(
+            plan, graph, verify=not args.no_verify, embed_plan=args.embed_plan, progress=say, tracer=tracer(args)
+        )
     sidecar = args.output.with_name(args.output.stem + ".plan.json")
     write_text(args.output, found.script)
     plan.save(sidecar)

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_NAMES = {"check": "against its own single-rank run", "reference": "against the model itself"}
+_NAMES = {
+    "check": "against its own single-rank run",
+    "reference": "against the model itself",
+    "recipe": "in fp32 against the model itself",
+}
 
 
 def report_lines(report: Mapping[str, Any]) -> tuple[str, ...]:
     """`Export.report` -> one check a line, then what was not run."""
+    label = (str(report["label"]), *(f"differs: {note}" for note in report.get("differs", ()))) if "label" in report else ()
     if report.get("passed") is None:
-        return ("not checked",)
-    found = [f"at full size, {line}" for line in report.get("dry_run", ())]
+        return (*label, "not checked")
+    found = [*label, *(f"at full size, {line}" for line in report.get("dry_run", ()))]
     numbers = report.get("numbers", {})
     if isinstance(numbers, str):
         found.append(numbers)

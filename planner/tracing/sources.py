@@ -173,6 +173,22 @@ def sizes_for(factory: Factory, request: ModelRequest) -> dict[str, Any]:
     return asked
 
 
+def import_source(model: str) -> tuple[str, str, dict[str, Any], str] | None:
+    """How a file imports the factory: (Python module, function, sizes in the model's name, folder that holds the module or "").
+
+    None where there is no such function (`.pt2`, `hf:`). Imports and runs nothing.
+    """
+    name, bracket, sizes = model.partition("[")
+    if model in _SAMPLES or (bracket and name in _FAMILIES):
+        sample = _FAMILIES[name] if bracket else _SAMPLES[name]
+        given = (part.partition("=") for part in filter(None, sizes.removesuffix("]").split(",")))
+        return sample.module, sample.factory, {key: int(value) if value.isdigit() else value for key, _, value in given}, ""
+    path, colon, function = model.rpartition(":")
+    if model.startswith(HUGGINGFACE) or not colon or not path.endswith(".py"):
+        return None
+    return Path(path).stem, function, {}, str(Path(path).resolve().parent)
+
+
 def _factory_in_file(path: Path, name: str) -> Factory:
     if not path.is_file():
         raise UnknownModelError(

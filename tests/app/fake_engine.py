@@ -93,7 +93,7 @@ class FakeEngine(FakeAnswers):
                 plan = make_plan(self.graph, mesh)
                 progress.row((Entry.of(mesh, plan, 0.1), plan))
 
-    def export(self, progress: Progress, plan: Plan) -> Any:
+    def export(self, progress: Progress, plan: Plan, format: str = "script") -> Any:
         progress("write")
         return SimpleNamespace(
             script="print('train')\n",

@@ -237,6 +237,26 @@ def test_the_script_is_checked_before_it_is_handed_out(open_app):
     assert "PASS" in html(at) and "print('train')" in at.code[0].value
 
 
+def test_a_plan_that_is_no_recipe_of_modules_says_why(open_app):
+    at = on(open_app(), "export")
+    at.button_group(key="export_format").set_value("Recipe")
+    run(at)
+    assert "approximate: DTensor and FSDP choose" in texts(at) and "cannot be said as a recipe" in texts(at)
+    assert "is moved from S(0) to R on dp" in html(at), html(at)[-900:]
+    assert not at.get("download_button") and not [button for button in at.button if button.key == "export_start"]
+
+
+def test_a_recipe_is_offered_beside_the_script(open_app, monkeypatch):
+    monkeypatch.setattr("planner.pipeline.not_expressible", lambda plan, graph: ())
+    at = on(open_app(), "export")
+    at.button_group(key="export_format").set_value("Recipe")
+    press(run(at), "export_start")
+    finish(at)
+    assert [button.label for button in at.get("download_button")] == ["Download recipe.py", "Download recipe.plan.json"]
+    at.button_group(key="export_format").set_value("Training script")
+    assert not run(at).get("download_button"), "the recipe is not the script"
+
+
 def test_an_unproved_plan_is_marked(open_app):
     at = on(solve(pin_everywhere(open_app(), reason="slow proof")), "export")
     assert any("Not proven optimal" in warning.value for warning in at.warning)
