@@ -57,6 +57,7 @@ class Action:
         awaits: numbers of earlier actions on other lanes that must be done first.
         reads, writes: numbers of storages; `writes` are allocated here.
         axes: mesh axes of its collective by name, "" for none.
+        part: the part of its block (`schedule.Part`): `unshard` gathers parameters ahead, `reduce` sums gradients behind.
         has_workspace: a kernel that takes scratch memory (products, attention).
     """
 
@@ -71,6 +72,7 @@ class Action:
     writes: tuple[int, ...] = ()
     collective: Collective | None = None
     axes: str = ""
+    part: str = ""
     has_workspace: bool = False
 
     @property

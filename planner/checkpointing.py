@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -122,9 +122,10 @@ def first_layers(graph: JointGraph, order: Sequence[str], count: int) -> tuple[s
     return tuple(name for name in layer_names(graph) if name in chosen)
 
 
-def checkpointed(graph: JointGraph, layers: Iterable[str]) -> JointGraph:
+def checkpointed(graph: JointGraph, layers: Iterable[str], keeps: Callable[[Node], bool] | None = None) -> JointGraph:
     """The graph with these layers repeated in the backward pass. Keys of the ops it had before stay; a repeated op is called
-    `.../recompute#0` after its forward `.../fwd#0`, unless the graph repeats it already.
+    `.../recompute#0` after its forward `.../fwd#0`, unless the graph repeats it already. Results of forward ops for which
+    `keeps` holds are kept all the same.
 
     Raises:
         InputError: a layer that the model does not have.
@@ -136,7 +137,7 @@ def checkpointed(graph: JointGraph, layers: Iterable[str]) -> JointGraph:
     unknown = sorted(chosen - set(layer_names(graph)))
     if unknown:
         raise InputError(f"the model has no layer {unknown[0]}", hint="Layers are named like layers.0.")
-    return _Repetition(graph, chosen).graph()
+    return _Repetition(graph, chosen, keeps or (lambda node: False)).graph()
 
 
 @dataclass
@@ -146,6 +147,7 @@ class _Repetition:
 
     old: JointGraph
     layers: frozenset[str]
+    keeps: Callable[[Node], bool]
     order: list[int] = field(default_factory=list)
     """numbers of all nodes in their new order"""
     nodes: dict[int, Node] = field(default_factory=dict)
@@ -227,7 +229,7 @@ class _Repetition:
         if ref.node not in self.inside:
             return ref.node in self._earlier_keys
         reads_updated = any(r.node in self._updated_buffers for r in self.old.nodes[ref.node].operands)
-        return ref not in self.border and not reads_updated
+        return ref not in self.border and not reads_updated and not self.keeps(self.old.nodes[ref.node])
 
     # ---- repetition -----------------------------------------------------------------------------------------------
     def _original(self, ref: TensorRef) -> TensorRef:

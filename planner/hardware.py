@@ -24,6 +24,7 @@ from planner.hardware_changes import changed, joined_name, split_name
 PROFILE_SCHEMA = 1
 PROFILE_FOLDER = Path(__file__).parent / "hardware_profiles"
 FABRIC_FOLDER = PROFILE_FOLDER / "fabrics"
+COMMON_FOLDER = PROFILE_FOLDER / "common"
 CONSTANT_KINDS = ("datasheet", "measured", "fitted", "derived", "guess")
 _REQUIRED = ("value", "unit", "kind", "source", "date")
 _REQUIRED_IF_FITTED = ("residual_pct", "rows", "range")
@@ -299,6 +300,16 @@ def _as_derived(tree: Mapping[str, Any], origin: str) -> dict[str, Any]:
         else:
             found[key] = _as_derived(value, origin) if isinstance(value, dict) else value
     return found
+
+
+def common_constants(name: str) -> dict[str, Constant]:
+    """Constants that are the same for all machines, by dotted name: the file `common/NAME.toml`. They are no part of a profile's
+    hash, since no price of a plan depends on them.
+
+    Raises InputError if the file is damaged or a number lacks its provenance.
+    """
+    data = _read(COMMON_FOLDER / f"{name}.toml")
+    return _constants({key: value for key, value in data.items() if key not in ("schema", "title")})
 
 
 def parse_profile(toml: str) -> HardwareProfile:

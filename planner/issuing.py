@@ -122,6 +122,7 @@ class _Emission:
     awaits: list[int] = field(default_factory=list)
     """collectives that the next compute, and everything before it, must not overtake"""
     block: str = ""
+    part: str = ""
 
     def __post_init__(self) -> None:
         graph, self.wiring = self.graph, Wiring(self.plan, self.graph)
@@ -133,14 +134,14 @@ class _Emission:
     # ---- the step -----------------------------------------------------------------------------------------------------
     def step(self, schedule: Schedule) -> None:
         for event in schedule.events:
-            self.block = f"{event.block.phase} block {event.block.number}"
+            self.block, self.part = f"{event.block.phase} block {event.block.number}", event.part
             if event.kind is EventKind.COMPUTE:
                 self._call(event.number)
             elif event.kind is EventKind.ISSUE:
                 self._issue(event.number)
             else:
                 self._wait(event.number)
-        self.block = END
+        self.block, self.part = END, ""
         self._optimizer()
 
     def _optimizer(self) -> None:
@@ -259,7 +260,7 @@ class _Emission:
     # ---- bookkeeping --------------------------------------------------------------------------------------------------
     def _add(self, action: Action) -> int:
         """What is awaited is awaited by the compute stream: by the next compute, and by collectives issued until then."""
-        self.actions.append(replace(action, awaits=tuple(dict.fromkeys((*self.awaits, *action.awaits)))))
+        self.actions.append(replace(action, part=self.part, awaits=tuple(dict.fromkeys((*self.awaits, *action.awaits)))))
         if action.lane == COMPUTE:
             self.awaits.clear()
         return len(self.actions) - 1

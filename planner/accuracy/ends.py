@@ -29,7 +29,7 @@ def score_step(predictor: Predictor, row: Fields) -> Scored:
     if measured is None:
         return Scored(category=category, source=row["group"], label=label, measured=0.0, skipped="no time stated")
     try:
-        predicted = predictor.predict(run_of(row)).step_us
+        predicted = predictor.step_us(run_of(row))
     except Skip as skip:
         return Scored(category=category, source=row["group"], label=label, measured=measured, skipped=str(skip))
     return Scored(category=category, source=row["group"], label=label, measured=measured, predicted=predicted)
@@ -57,7 +57,7 @@ def score_vtrain(predictor: Predictor, row: Fields) -> Scored:
     category, multi = "step time of plans to rank", float(row["gpus"]) > 8
     category += ", several nodes" if multi else ", one node"
     try:
-        predicted = predictor.predict(vtrain_run(row)).step_us
+        predicted = predictor.step_us(vtrain_run(row))
     except Skip as skip:
         return Scored(category=category, source=family, label=label, measured=measured * 1e3, skipped=str(skip))
     return Scored(
@@ -66,7 +66,8 @@ def score_vtrain(predictor: Predictor, row: Fields) -> Scored:
 
 
 def score_memory_row(predictor: Predictor, models: Mapping[str, Mapping[str, str]], row: Fields) -> Scored:
-    """Peak memory of one device; sizes of the model are those of the step-time row of the same id."""
+    """Peak memory of one device; sizes of the model are those of the step-time row of the same id. Sources report what PyTorch's
+    allocator has reserved, without driver and communicators, unless their note says allocated."""
     stated = bool(row["ac_policy"])
     category = "memory" if stated else "memory, recompute unstated"
     (measured,) = needed(row, "memory_GiB")
@@ -74,7 +75,8 @@ def score_memory_row(predictor: Predictor, models: Mapping[str, Mapping[str, str
     try:
         if row["row_id"] not in models:
             raise Skip("sizes of the model are not stated")
-        predicted = predictor.predict(run_of(models[row["row_id"]])).memory_bytes / GIB
+        memory = predictor.memory(run_of(models[row["row_id"]]))
     except Skip as skip:
         return Scored(category=category, source=row["group"], label=label, measured=measured, skipped=str(skip))
-    return Scored(category=category, source=row["group"], label=label, measured=measured, predicted=predicted)
+    found = memory.allocated_bytes if "allocated" in row.get("note", "").lower() else memory.cached_bytes
+    return Scored(category=category, source=row["group"], label=label, measured=measured, predicted=found / GIB)

@@ -19,7 +19,11 @@ SPLITS_PRODUCTS = re.compile(r"nemo|megatron-core", re.IGNORECASE)
 """Frameworks that cut tensor-parallel products into pieces, so that the exchange of one piece runs beside the next."""
 GPT_LIKE = re.compile(r"gpt|mpt|opt|bloom|megatron|nemotron", re.IGNORECASE)
 TIED = re.compile(r"mpt|gpt|megatron", re.IGNORECASE)
-POLICIES = {"none": "none", "no": "none", "full": "full", "": "auto"}
+POLICIES = {"none": "none", "no": "none", "full": "full", "selective op": "ops", "": "auto"}
+"""Policies of sources -> `none`, `full`, `ops` (`steps.every_other_product`) or `auto` (as memory allows). Recomputing the core
+of attention, Megatron's `selective`, is what `none` does with a fused attention; but others call other things selective."""
+MASTER = re.compile(r"fp32 (grad|master)", re.IGNORECASE)
+"""Precisions with parameters in bf16, and fp32 copies of them in the optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +31,7 @@ class Run:
     """One training step. `batch` counts sequences of one micro-step over all devices; `accumulation` micro-steps make a step.
 
     `zero` 1 or 2: parameters whole, optimizer state split over the data ranks. `attention` is its library, "" for the usual one.
-    `hides_exchanges`: activations are exchanged beside the products that make them.
+    `hides_exchanges`: activations are exchanged beside the products that make them. `has_master`: see MASTER.
     """
 
     model: str
@@ -43,6 +47,19 @@ class Run:
     zero: int
     attention: str = ""
     hides_exchanges: bool = False
+    has_master: bool = False
+
+    @property
+    def data_ranks(self) -> int:
+        """Devices that work on different samples."""
+        return self.mesh.num_devices // self._size("tp")
+
+    @property
+    def shards_parameters(self) -> bool:
+        return self._size("fsdp") > 1
+
+    def _size(self, axis: str) -> int:
+        return self.mesh.axis_sizes[self.mesh.axis_names.index(axis)] if axis in self.mesh.axis_names else 1
 
 
 def decoder_name(row: Fields) -> str:
@@ -74,6 +91,7 @@ def run_of(row: Fields) -> Run:
         batch=micro_batch * dp * fsdp, accumulation=accumulation, checkpoint=POLICIES[row["ac_policy"].lower()],
         compiled=compiled, zero=int(number(row, "zero") or 0),
         attention=_library(row), hides_exchanges=bool(SPLITS_PRODUCTS.search(row.get("framework", ""))),
+        has_master=bool(MASTER.search(row["precision"])),
     )  # fmt: skip
 
 

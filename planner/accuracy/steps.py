@@ -1,149 +1,188 @@
-"""Step time and memory of a training run, by planning it.
+"""Step time and memory of a training run, by planning it and simulating the exported order.
 
-The model is traced once per structure and sequence length, at one and at two layers. Each row is planned on those two graphs
-at its own batch, mesh and recipe; what the second layer adds is added for every layer more. A stack of equal layers has an
-optimal plan that repeats, so this is the plan of the whole model, up to ties (0.2 % on 24 layers).
+A decoder is traced once per structure (`rescale.py`), one to three layers deep. Each row is planned on shallow graphs at its own
+sizes, mesh and recipe and simulated by the planner's timeline (`costing/timeline.py`), after what the framework of the row does
+differently (`described.py`). What one layer more adds to time and to memory is added for every layer that is missing: a stack
+of equal layers has an optimal plan and an order that repeat.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
-from planner.accuracy.rescale import PRIME, with_batch
+from planner.accuracy import described
+from planner.accuracy.deep_memory import DEPTHS as MEMORY_DEPTHS
+from planner.accuracy.deep_memory import DeepMemory, Walked, deep_memory
+from planner.accuracy.rescale import Sizes, at_sizes, parsed, traced_sizes
 from planner.accuracy.rows import Skip
 from planner.accuracy.runs import Run
+from planner.actions import OVERLAPPED, Action, Actions
 from planner.checkpointing import checkpointed, layer_names
 from planner.constraint import Constraint, MemoryBudget
-from planner.costing.collective import MeshCollectives, mesh_collectives
+from planner.costing.collective import mesh_collectives
+from planner.costing.live_memory import walk
+from planner.costing.timeline import simulate
 from planner.errors import InfeasibleError, PlannerError
-from planner.graph import BACKWARD, FORWARD, VIEW_OPS, JointGraph, ModelRequest, layer_path
+from planner.graph import JointGraph, ModelRequest, Node
 from planner.hardware import HardwareProfile, load_profile
+from planner.issuing import actions_of
 from planner.memory import MemoryPolicy
 from planner.plan import Plan
-from planner.redistribution import CollectiveKind
 
 CAST_OP = "aten._to_copy.default"
-ATTENTION, MATMUL = "aten._scaled_dot_product", "planner.einsum"
+ATTENTION = "aten._scaled_dot_product"
 NO_LIMIT = MemoryBudget(num_bytes=10**15)
 GPUS_PER_NODE = 8
 DEPTHS = (1, 2)
-HIDDEN_SLOWDOWN = 0.19
-"""Share by which a transfer that hides behind compute slows that down (arXiv 2507.03114: 1.19 on average)."""
-
-
-Message = tuple[str, str | None, CollectiveKind, tuple[int, ...], str]
-"""Phase, layer, kind, axes, dtype: what goes into one message."""
+MOST_KEPT = 8
+"""Plans; one takes a few MB."""
 
 
 @dataclass(frozen=True)
-class Parts:
-    """One micro-step of a plan, in µs, and its bytes; linear in the number of layers.
+class Times:
+    """µs of a micro-step that others follow and of the last one; linear in the number of layers. The first neither updates
+    parameters nor, if these are whole on every device, sums gradients."""
 
-    Attributes:
-        forward, backward: kernels.
-        attention, matmul: of the kernels, those.
-        exchanged: redistributions of activations: in the way of what follows.
-        gathered: parameters gathered before use; in both phases.
-        reduced: sums of gradients over devices.
-        update: the optimizer.
-        launches: kernels of a compiled program; operators: those that eager PyTorch runs one by one; calls: collectives.
-        state, kept: bytes of parameters, gradients and optimizer; of saved activations.
-    """
+    micro: float
+    last: float
 
-    forward: float = 0.0
-    backward: float = 0.0
-    attention: float = 0.0
-    matmul: float = 0.0
-    exchanged: float = 0.0
-    gathered: float = 0.0
-    reduced: float = 0.0
-    update: float = 0.0
-    launches: float = 0.0
-    operators: float = 0.0
-    calls: float = 0.0
-    state: float = 0.0
-    kept: float = 0.0
-
-    def extended(self, shallower: Parts, more: int) -> Parts:
+    def extended(self, shallower: Times, more: int) -> Times:
         """With `more` further layers, each adding what this has beyond `shallower`."""
-        names = self.__dataclass_fields__
-        return Parts(*(getattr(self, n) + more * (getattr(self, n) - getattr(shallower, n)) for n in names))
+        return Times(
+            self.micro + more * (self.micro - shallower.micro),
+            self.last + more * (self.last - shallower.last),
+        )
 
 
-@dataclass(frozen=True)
-class Predicted:
-    """Of a whole step; `parts` are those of one micro-step."""
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """A shallow model, planned: the plan and its actions as exported."""
 
-    step_us: float
-    memory_bytes: float
-    parts: Parts
+    plan: Plan
+    graph: JointGraph
+    actions: Actions
 
 
 @dataclass
 class Predictor:
-    """Keeps graphs by structure, so that many rows of one model are traced once."""
+    """Keeps graphs by structure, times by description, and the plans made last."""
 
-    graphs: dict[tuple[str, int, int], JointGraph] = field(default_factory=dict)
-    parts: dict[object, Parts] = field(default_factory=dict)
+    graphs: dict[object, JointGraph] = field(default_factory=dict)
+    planned: dict[object, Described] = field(default_factory=dict)
+    simulated: dict[object, Times] = field(default_factory=dict)
 
-    def predict(self, run: Run) -> Predicted:
-        """With checkpoint `auto` all layers are repeated if memory runs out. Raises Skip if the planner refuses the run."""
-        if run.checkpoint == "auto":
-            kept = self.predict(replace(run, checkpoint="none"))
-            fits = kept.memory_bytes <= load_profile(run.hardware).usable_bytes
-            return kept if fits else self.predict(replace(run, checkpoint="full"))
-        profile = load_profile(run.hardware)
-        if run.attention:
-            profile = replace(profile, attention=replace(profile.attention, library=run.attention))
-        try:
-            few, more = (self._parts(run, profile, depth) for depth in DEPTHS)
-        except PlannerError as error:
-            raise Skip(f"not planned: {error.message}"[:160]) from error
-        parts = more.extended(few, run.layers - DEPTHS[1])
-        state = parts.state
-        data = run.mesh.num_devices // max(1, _size(run, "tp"))
-        if run.zero in (1, 2) and _size(run, "fsdp") == 1:
-            state = state * (8 + 8 / data) / 16
-            parts = Parts(**{**vars(parts), "update": parts.update / data})
-        return Predicted(step_us(parts, run, profile), state + parts.kept + profile.reserve_bytes, parts)
+    def step_us(self, run: Run) -> float:
+        """A whole step. Raises Skip if the planner refuses the run."""
+        times = self.times(self.settled(run))
+        return (run.accumulation - 1) * times.micro + times.last
 
-    def _parts(self, run: Run, profile: HardwareProfile, depth: int) -> Parts:
+    def memory(self, run: Run) -> DeepMemory:
+        """Peak on one device. Raises Skip if the planner refuses the run."""
+        return self._memory(self.settled(run))
+
+    def settled(self, run: Run) -> Run:
+        """With checkpoint `auto` all layers are repeated if memory runs out."""
+        if run.checkpoint != "auto":
+            return run
+        kept = replace(run, checkpoint="none")
+        fits = self._memory(kept).reserved_bytes <= load_profile(run.hardware).usable_bytes
+        return kept if fits else replace(run, checkpoint="full")
+
+    # ---- time -------------------------------------------------------------------------------------------------------
+    def times(self, run: Run, clock: float | None = None) -> Times:
+        few, more = (self._times(run, depth, clock) for depth in DEPTHS)
+        return more.extended(few, run.layers - DEPTHS[1])
+
+    def _times(self, run: Run, depth: int, clock: float | None) -> Times:
+        key = (replace(run, layers=0, accumulation=1), depth, clock)
+        if key not in self.simulated:
+            self.simulated[key] = self._simulated(run, depth, clock)
+        return self.simulated[key]
+
+    def _simulated(self, run: Run, depth: int, clock: float | None) -> Times:
+        found, profile = self._described(run, depth), profile_of(run)
+        actions = as_described(found, run, profile)
+        if clock is not None:
+            actions = described.slower_products(actions, profile.sustained_clock / clock)
+        launch = profile.launch
+        if not run.compiled:
+            profile = replace(profile, launch=replace(launch, compiled_us=launch.eager_us))
+        last = simulate(actions, profile).step_us
+        micro = described.without_update(actions)
+        if not run.shards_parameters:
+            micro = described.without_gradient_sums(micro)
+        return Times(simulate(micro, profile).step_us, last)
+
+    # ---- memory -----------------------------------------------------------------------------------------------------
+    def _memory(self, run: Run) -> DeepMemory:
+        few, more = (self._walked(run, depth) for depth in MEMORY_DEPTHS)
+        return deep_memory(few, more, run)
+
+    def _walked(self, run: Run, depth: int) -> Walked:
+        found, profile = self._described(run, depth), profile_of(run)
+        actions = found.actions
+        if run.accumulation > 1 or run.has_master:
+            actions = described.with_standing_gradients(actions)
+        memory = walk(actions, simulate(actions, profile))
+        return Walked(actions=actions, memory=memory, elements=found.plan.memory.parameter_bytes / 4, num_layers=depth)
+
+    # ---- plans ------------------------------------------------------------------------------------------------------
+    def _described(self, run: Run, depth: int) -> Described:
         key = (
-            run.model,
-            run.seq,
-            run.hardware,
-            run.mesh,
-            run.recipes,
-            run.batch,
-            run.checkpoint,
-            run.compiled,
-            run.attention,
-            depth,
-        )
-        if key not in self.parts:
-            graph = with_batch(self._graph(run.model, run.seq, depth), run.batch)
-            if run.checkpoint == "full":
-                graph = checkpointed(graph, layer_names(graph))
-            collectives = mesh_collectives(profile, run.mesh, GPUS_PER_NODE)
-            self.parts[key] = parts_of(_planned(graph, run, profile), graph, collectives)
-        return self.parts[key]
+            run.model, run.seq, run.hardware, run.mesh, run.recipes, run.batch, run.checkpoint, run.compiled, run.attention, depth
+        )  # fmt: skip
+        if key not in self.planned:
+            try:
+                self.planned[key] = self._planned(run, depth)
+            except InfeasibleError as error:
+                raise Skip("the recipe does not fit the sizes") from error
+            except PlannerError as error:
+                raise Skip(f"not planned: {error.message}"[:160]) from error
+            if len(self.planned) > MOST_KEPT:
+                del self.planned[next(iter(self.planned))]
+        return self.planned[key]
 
-    def _graph(self, model: str, seq: int, depth: int) -> JointGraph:
-        key = (model, seq, depth)
+    def _planned(self, run: Run, depth: int) -> Described:
+        profile = profile_of(run)
+        graph = self._graph(run, depth)
+        if run.checkpoint != "none":
+            keeps = every_other_product(graph) if run.checkpoint == "ops" else None
+            graph = checkpointed(graph, layer_names(graph), keeps)
+        plan = _solved(graph, run, profile)
+        return Described(plan=plan, graph=graph, actions=actions_of(plan, graph, profile, OVERLAPPED))
+
+    def _graph(self, run: Run, depth: int) -> JointGraph:
+        sizes, flags = parsed(run.model, run.batch, run.seq)
+        request = ModelRequest(model=run.model, batch=run.batch, seq=run.seq, layers=depth)
+        return at_sizes(self._traced(traced_sizes(sizes), flags, depth), sizes, request)
+
+    def _traced(self, sizes: Sizes, flags: str, depth: int) -> JointGraph:
+        key = (sizes, flags, depth)
         if key not in self.graphs:
             from planner.pipeline import trace
 
-            self.graphs[key] = trace(ModelRequest(model=model, batch=PRIME, seq=seq, layers=depth))
+            self.graphs[key] = trace(ModelRequest(model=sizes.model(flags), batch=sizes.batch, seq=sizes.seq, layers=depth))
         return self.graphs[key]
 
 
-def _size(run: Run, axis: str) -> int:
-    return run.mesh.axis_sizes[run.mesh.axis_names.index(axis)] if axis in run.mesh.axis_names else 1
+def profile_of(run: Run) -> HardwareProfile:
+    profile = load_profile(run.hardware)
+    return replace(profile, attention=replace(profile.attention, library=run.attention)) if run.attention else profile
 
 
-def _planned(graph: JointGraph, run: Run, profile: HardwareProfile) -> Plan:
+def every_other_product(graph: JointGraph) -> Callable[[Node], bool]:
+    """What `selective op` keeps of a layer: attention, and every second product in order of execution. (TorchTitan's name and
+    rule, https://github.com/pytorch/torchtitan, activation checkpointing.)"""
+    kept: set[str] = set()
+    for layer in layer_names(graph):
+        products = [n for n in graph.nodes if n.flops > 0 and n.phase == "forward" and f"{n.module}.".startswith(f"{layer}.")]
+        plain = [n for n in products if not n.op.startswith(ATTENTION)]
+        kept |= {n.key for n in plain[::2]} | {n.key for n in products if n.op.startswith(ATTENTION)}
+    return lambda node: node.key in kept
+
+
+def _solved(graph: JointGraph, run: Run, profile: HardwareProfile) -> Plan:
     from planner.costing.estimate import estimate_costs
     from planner.enumerating.enumerate import enumerate_strategies
     from planner.solving.assemble import assemble
@@ -153,113 +192,22 @@ def _planned(graph: JointGraph, run: Run, profile: HardwareProfile) -> Plan:
     space = enumerate_strategies(graph, run.mesh)
     costs = estimate_costs(space, profile, policy=MemoryPolicy(), gpus_per_node=GPUS_PER_NODE, compiled=run.compiled)
     constraints: tuple[Constraint, ...] = (*boundaries(graph, run.mesh), NO_LIMIT, *run.recipes)
-    try:
-        return assemble(costs, Solver(costs).solve(constraints, exact=False), constraints)
-    except InfeasibleError as error:
-        raise Skip("the recipe does not fit the sizes") from error
+    return assemble(costs, Solver(costs).solve(constraints, exact=False), constraints)
 
 
-def parts_of(plan: Plan, graph: JointGraph, collectives: MeshCollectives) -> Parts:
-    """Sorts what a plan pays for. Parameters of one layer are gathered in one message, and so are its gradients summed, as
-    frameworks do."""
-    node_of = graph.node_by_key
-    parameters = _of_parameters_alone(graph)
-    gradients = _on_the_way_to_gradients(graph)
-    compute = {FORWARD: 0.0, BACKWARD: 0.0}
-    of_op = {ATTENTION: 0.0, MATMUL: 0.0}
-    update = launches = operators = 0.0
-    for key, choice in plan.choices.items():
-        node = graph.nodes[node_of[key]]
-        if node.kind == "param":
-            update += choice.compute_us
-        else:
-            compute[node.phase] += choice.compute_us
-            for prefix in of_op:
-                of_op[prefix] += choice.compute_us if node.op.startswith(prefix) else 0.0
-            launches += choice.compute_us > 1.5
-            operators += node.is_op and node.op not in VIEW_OPS and node.op != CAST_OP
-    exchanged = calls = 0.0
-    messages: dict[str, dict[Message, float]] = {"gathered": {}, "reduced": {}}
-    for redistribution in plan.redistributions:
-        number = node_of[redistribution.tensor[0]]
-        kind = "gathered" if number in parameters else "reduced" if number in gradients else ""
-        for step in redistribution.steps:
-            if not kind or step.collective is None:
-                exchanged += step.us
-                operators += 1
-                launches += 1
-                calls += step.collective is not None
-                continue
-            call = step.collective
-            message = (redistribution.phase, layer_path(graph.nodes[number].module), call.kind, call.axes, call.dtype)
-            messages[kind][message] = messages[kind].get(message, 0.0) + call.full_bytes
-    moved = {
-        kind: sum(
-            float(collectives.us(collective, axes, np.array([size]), dtype)[0])
-            for (_, _, collective, axes, dtype), size in found.items()
-        )
-        for kind, found in messages.items()
-    }
-    memory = plan.memory
-    return Parts(
-        forward=compute[FORWARD],
-        backward=compute[BACKWARD],
-        attention=of_op[ATTENTION],
-        matmul=of_op[MATMUL],
-        update=update,
-        launches=launches,
-        operators=operators,
-        state=memory.parameter_bytes + memory.gradient_bytes + memory.optimizer_bytes,
-        kept=memory.activation_bytes,
-        exchanged=exchanged,
-        calls=calls + sum(map(len, messages.values())),
-        **moved,
-    )
+def as_described(found: Described, run: Run, profile: HardwareProfile) -> Actions:
+    """The exported step with what the framework of the run does differently."""
+    actions = described.bundled(found.actions, mesh_collectives(profile, run.mesh, GPUS_PER_NODE))
+    if run.hides_exchanges:
+        actions = described.pipelined(actions)
+    if run.zero in (1, 2) and not run.shards_parameters:
+        actions = described.split_update(actions, run.data_ranks)
+    if run.compiled:
+        return actions
+    casts = {node.key for node in found.graph.nodes if node.op == CAST_OP}
 
+    def launches(action: Action) -> int:
+        """Eager casts of parameters are one kernel per block, which is left out."""
+        return 0 if action.name in casts else action.launches
 
-def step_us(parts: Parts, run: Run, profile: HardwareProfile) -> float:
-    """Micro-steps one after the other, the update at the end.
-
-    Transfers of parameters and gradients run beside kernels as long as these last and slow them down; gradients of replicated
-    parameters are summed once, with the last micro-step. The host must have started every kernel; some stretches of a step wait
-    for the host and others for the device, so the two make a smooth maximum.
-    """
-    compute = parts.forward + parts.backward
-    once = _size(run, "fsdp") == 1
-    beside, between = (parts.exchanged, 0.0) if run.hides_exchanges else (0.0, parts.exchanged)
-    every = compute + between + _beside(beside + parts.gathered + (0.0 if once else parts.reduced), compute)
-    last = compute + between + _beside(beside + parts.gathered + parts.reduced, compute)
-    launch = profile.launch
-    host = parts.launches * launch.compiled_us if run.compiled else parts.operators * launch.eager_us
-    host += parts.calls * launch.collective_us
-    return _slower(every, host) * (run.accumulation - 1) + _slower(last, host) + parts.update
-
-
-def _slower(device: float, host: float) -> float:
-    return (device**3 + host**3) ** (1 / 3)
-
-
-def _beside(transfer: float, compute: float) -> float:
-    """What a transfer adds to compute that it can hide behind."""
-    hidden = min(transfer, compute)
-    return transfer - hidden + HIDDEN_SLOWDOWN * hidden
-
-
-def _of_parameters_alone(graph: JointGraph) -> set[int]:
-    found: set[int] = set()
-    for index, node in enumerate(graph.nodes):
-        if node.kind == "param" or (node.is_op and node.operands and all(ref.node in found for ref in node.operands)):
-            found.add(index)
-    return found
-
-
-def _on_the_way_to_gradients(graph: JointGraph) -> set[int]:
-    """Gradients of parameters, and what they are casts or views of."""
-    found: set[int] = set()
-    for parameter in graph.parameters:
-        ref = parameter.gradient
-        while ref is not None:
-            found.add(ref.node)
-            node = graph.nodes[ref.node]
-            ref = node.operands[0] if node.op in VIEW_OPS or node.op == CAST_OP else None
-    return found
+    return described.launched(actions, launches)

@@ -1,6 +1,6 @@
-"""Constants of the timeline and of the memory around a program's tensors. They are the same for all hardware profiles.
+"""Constants of the timeline and of the memory around a program's tensors: `hardware_profiles/common/step.toml`.
 
-Each has the provenance of a profile's constant. Guesses are said to be guesses.
+They are the same for all hardware profiles and have the provenance of a profile's constants. Guesses are said to be guesses.
 """
 
 from __future__ import annotations
@@ -8,41 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.errors import InputError
-from planner.hardware import Constant
-from planner.units import MIB
+from planner.hardware import common_constants
 
-_DATE = "2026-11-30"
-
-CONSTANTS = {
-    "contention.math": Constant(
-        value=1.19, unit="time beside communication / time alone", kind="guess", date=_DATE,
-        source="between no effect and 1.40 for the worst matmul beside NCCL, which holds 16 to 24 of 132 multiprocessors",
-    ),
-    "contention.memory": Constant(
-        value=1.4, unit="time beside communication / time alone", kind="guess", date=_DATE,
-        source="memory-bound kernels share bandwidth with the copies of communication, so they suffer more than matmuls",
-    ),
-    "contention.communication": Constant(
-        value=1.1, unit="time beside compute / time alone", kind="guess", date=_DATE,
-        source="a collective keeps its multiprocessors once it has them and loses some memory bandwidth",
-    ),
-    "memory.slack": Constant(
-        value=0.03, unit="fraction of what comes and goes", kind="guess", date=_DATE,
-        source="fragments of the caching allocator",
-    ),
-    "memory.workspace_bytes": Constant(
-        value=32 * MIB, unit="bytes while a product or attention runs", kind="guess", date=_DATE,
-        source="cuBLAS on Hopper takes 32 MiB unless CUBLAS_WORKSPACE_CONFIG says otherwise",
-    ),
-    "memory.context_bytes": Constant(
-        value=819 * MIB, unit="bytes", kind="guess", date=_DATE,
-        source="driver context and libraries, 0.6 to 1.0 GiB",
-    ),
-    "memory.group_bytes": Constant(
-        value=((2, 342 * MIB), (4, 392 * MIB)), unit="(ranks, bytes) per communicator group", kind="derived", date=_DATE,
-        source="NCCL buffers as aiconfigurator at 095f58a51 counts them",
-    ),
-}  # fmt: skip
+CONSTANTS = common_constants("step")
 
 
 @dataclass(frozen=True, kw_only=True)

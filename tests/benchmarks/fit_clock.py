@@ -1,14 +1,13 @@
 """Fit of the sustained clock: one number per machine, from training steps that say what they recompute.
 
-Steps are planned once at the profile's clock; at another one matmuls and attention scale. Printed per machine: the clock that
-fits best as mean over sources, and the error of each source under the clock that fits the others best.
+Steps are planned once at the profile's clock and simulated at others, where matmuls and attention scale. Printed per machine: the
+clock that fits best as mean over sources, and the error of each source under the clock that fits the others best.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +15,7 @@ import numpy as np
 from planner.accuracy.ends import STEP_COLUMNS, measured_us
 from planner.accuracy.rows import Skip, read_csv
 from planner.accuracy.runs import Run, run_of
-from planner.accuracy.steps import Parts, Predictor, step_us
-from planner.hardware import load_profile
+from planner.accuracy.steps import Predictor
 
 CLOCKS = np.round(np.arange(0.60, 1.001, 0.02), 2)
 ROWS_PER_SOURCE = 12
@@ -26,16 +24,10 @@ Errors = Mapping[str, np.ndarray]
 """Source -> [rows, clocks] |predicted / measured - 1|."""
 
 
-def at_clock(parts: Parts, factor: float) -> Parts:
-    """`factor` = old clock / new clock. A third of the work of products is in the forward pass."""
-    more = (factor - 1) * (parts.matmul + parts.attention)
-    return replace(parts, forward=parts.forward + more / 3, backward=parts.backward + 2 * more / 3)
-
-
 def errors_of(run: Run, measured: float, predictor: Predictor) -> np.ndarray:
-    profile = load_profile(run.hardware)
-    parts = predictor.predict(run).parts
-    times = [step_us(at_clock(parts, profile.sustained_clock / clock), run, profile) for clock in CLOCKS]
+    run = predictor.settled(run)
+    found = [predictor.times(run, clock) for clock in CLOCKS]
+    times = [(run.accumulation - 1) * t.micro + t.last for t in found]
     return np.abs(np.array(times) / measured - 1)
 
 

@@ -4,13 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from planner.accuracy.rescale import PRIME, with_batch
+from planner.accuracy import described
+from planner.accuracy.deep_memory import other_state
+from planner.accuracy.rescale import GROUPED, PLAIN, Sizes, at_sizes, parsed
 from planner.accuracy.rows import Skip
 from planner.accuracy.runs import Run, parallelism, run_of, vtrain_run
-from planner.accuracy.steps import Parts, Predictor, step_us
-from planner.graph import ModelRequest
+from planner.accuracy.steps import MOST_KEPT, Predictor, as_described, every_other_product
+from planner.actions import Actions
+from planner.checkpointing import checkpointed, layer_names
+from planner.costing.live_memory import walk
+from planner.costing.timeline import simulate
+from planner.graph import FORWARD, ModelRequest
 from planner.hardware import load_profile
-from planner.mesh import Mesh
 from planner.pipeline import trace
 
 SMALL = "decoder[dim=256,heads=8,kv_heads=8,ffn=512,vocab=1024,gated=0,norm=layer]"
@@ -37,7 +42,7 @@ def test_a_row_becomes_mesh_recipes_and_batch() -> None:
         ({"cp": "2"}, "context parallelism"),
         ({"arch": "moe"}, "no builder for models of kind moe"),
         ({"precision": "fp8"}, "precision is not bf16"),
-        ({"ac_policy": "selective op"}, "recompute policy that plans do not have"),
+        ({"ac_policy": "selective layer"}, "recompute policy that plans do not have"),
         ({"model": "llama LoRA"}, "fine-tuning"),
         ({"gpus": "60"}, "degrees do not multiply"),
         ({"global_batch": "33"}, "global batch is no multiple"),
@@ -71,47 +76,109 @@ def small(**changes: object) -> Run:
     return Run(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def test_another_batch_in_graph_space_is_another_trace() -> None:
-    """Shapes, work and structure as traced at that batch."""
-    traced = trace(ModelRequest(model=SMALL, batch=6, seq=32, layers=1))
-    resized = with_batch(trace(ModelRequest(model=SMALL, batch=PRIME, seq=32, layers=1)), 6)
+def sharded(**changes: object) -> Run:
+    mesh, recipes = parallelism(1, 4, 2, True)
+    return small(**{"mesh": mesh, "recipes": recipes, "zero": 3, **changes})
+
+
+def test_traced_sizes_are_primes_and_unlike() -> None:
+    """So a number of the graph says which sizes it counts."""
+    for sizes in (GROUPED, PLAIN):
+        numbers = [number for number in vars(sizes).values() if number > 1]
+        assert len(set(numbers)) == len(numbers)
+        assert all(number % k for number in numbers for k in range(2, int(number**0.5) + 1))
+
+
+def test_other_sizes_in_graph_space_are_another_trace(predictor: Predictor) -> None:
+    """Shapes, arguments, work and structure as traced at those sizes."""
+    name = "decoder[dim=256,heads=8,kv_heads=2,ffn=512,vocab=1024,gated=1,norm=rms]"
+    sizes, flags = parsed(name, 6, 32)
+    assert sizes == Sizes(batch=6, seq=32, kv_heads=2, group=4, half_head=16, ffn=512, vocab=1024)
+    traced = trace(ModelRequest(model=name, batch=6, seq=32, layers=1))
+    resized = at_sizes(predictor._traced(GROUPED, flags, 1), sizes, traced.request)
     assert resized.structure_fingerprint == traced.structure_fingerprint
-    assert [node.outputs for node in resized.nodes] == [node.outputs for node in traced.nodes]
-    assert sum(n.flops for n in resized.nodes) == pytest.approx(sum(n.flops for n in traced.nodes))
+    for mine, other in zip(resized.nodes, traced.nodes, strict=True):
+        assert (mine.outputs, mine.flops) == (other.outputs, other.flops), mine.key
+    assert resized.saved_for_backward == traced.saved_for_backward
 
 
-def test_deeper_models_are_planned_as_if_traced_whole(predictor: Predictor) -> None:
-    """Two layers more than traced: the same state and work as a plan of the four-layer graph."""
-    run = small()
-    profile = load_profile("h100_sxm")
-    few, more = (predictor._parts(run, profile, depth) for depth in (1, 2))
-    whole = predictor._parts(run, profile, 4)
-    extended = more.extended(few, 2)
-    assert extended.state == whole.state
-    for name in ("forward", "backward", "exchanged", "reduced", "kept"):
-        assert getattr(extended, name) == pytest.approx(getattr(whole, name), rel=0.03), name
+def test_deeper_models_are_simulated_as_if_traced_whole(predictor: Predictor) -> None:
+    """A layer more than was planned: the time and the peak of a plan of the four-layer graph."""
+    for run in (small(), sharded(), sharded(checkpoint="full")):
+        whole, profile = predictor._described(run, 4), load_profile("h100_sxm")
+        step = simulate(as_described(whole, run, profile), profile)
+        assert predictor.step_us(run) == pytest.approx(step.step_us, rel=0.03)
+        peak = walk(whole.actions, simulate(whole.actions, profile)).allocated_bytes
+        assert predictor.memory(run).allocated_bytes == pytest.approx(peak, rel=0.001)
 
 
 def test_step_grows_with_what_is_asked(predictor: Predictor) -> None:
-    def us(**changes: object) -> float:
-        return predictor.predict(small(**changes)).step_us
-
-    base = us()
-    assert us(accumulation=2) > 1.5 * base
-    assert us(layers=8) > 1.5 * base
-    assert us(compiled=False) > base, "the host starts every op by itself"
-    assert predictor.predict(small(checkpoint="full")).memory_bytes < predictor.predict(small()).memory_bytes
+    base = predictor.step_us(small())
+    assert predictor.step_us(small(accumulation=2)) > 1.5 * base
+    assert predictor.step_us(small(layers=8)) > 1.5 * base
+    assert predictor.step_us(small(compiled=False)) > base, "the host starts every op by itself"
+    kept, repeated = (predictor.memory(small(checkpoint=policy)).allocated_bytes for policy in ("none", "full"))
+    assert repeated < predictor.memory(small(checkpoint="ops")).allocated_bytes < kept
 
 
-def test_transfers_hide_behind_compute_but_not_for_free() -> None:
-    run = small(mesh=Mesh.parse("fsdp=8"))
+def exported(predictor: Predictor, run: Run) -> Actions:
+    return predictor._described(run, 2).actions
+
+
+def test_bundled_messages_carry_the_same_bytes(predictor: Predictor) -> None:
+    run = sharded()
+    before, after = exported(predictor, run), as_described(predictor._described(run, 2), run, load_profile("h100_sxm"))
+
+    def moved(actions: Actions) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for action in actions.actions:
+            if action.collective is not None:
+                found[action.label] = found.get(action.label, 0) + action.collective.full_bytes
+        return found
+
+    assert moved(after) == moved(before)
+    assert len([a for a in after.actions if a.collective]) < len([a for a in before.actions if a.collective])
     profile = load_profile("h100_sxm")
-    alone = step_us(Parts(forward=1e5, backward=2e5), run, profile)
-    some = step_us(Parts(forward=1e5, backward=2e5, gathered=1e5), run, profile)
-    much = step_us(Parts(forward=1e5, backward=2e5, gathered=1e6), run, profile)
-    assert alone < some < alone + 1e5
-    assert much > 1e6, "never shorter than its transfers"
-    exchanged = step_us(Parts(forward=1e5, backward=2e5, exchanged=1e5), run, profile)
-    assert exchanged == pytest.approx(alone + 1e5)
-    hidden = step_us(Parts(forward=1e5, backward=2e5, exchanged=1e5), replace(run, hides_exchanges=True), profile)
-    assert alone < hidden < exchanged
+    assert simulate(after, profile).communication_us < simulate(before, profile).communication_us
+
+
+def test_exchanges_beside_products_take_less_but_not_nothing(predictor: Predictor) -> None:
+    profile, actions = load_profile("h100_sxm"), exported(predictor, sharded())
+    free = replace(profile, launch=replace(profile.launch, compiled_us=0.0, collective_us=0.0))
+    hidden, open_ = simulate(described.pipelined(actions), free), simulate(actions, free)
+    assert open_.alone_us["compute"] < hidden.step_us < open_.step_us
+    assert hidden.communication_us == pytest.approx(open_.communication_us)
+
+
+def test_micro_steps_leave_out_sums_and_update(predictor: Predictor) -> None:
+    actions = exported(predictor, small())
+    micro = described.without_update(described.without_gradient_sums(actions))
+    left_out = [(a.name, a.part) for a, b in zip(actions.actions, micro.actions, strict=True) if a.us != b.us]
+    assert any(name == "optimizer update" for name, _ in left_out)
+    assert {part for name, part in left_out if name != "optimizer update"} == {"reduce"}
+
+
+def test_selective_checkpointing_keeps_attention_and_every_other_product(predictor: Predictor) -> None:
+    graph = predictor._graph(small(), 2)
+    full = checkpointed(graph, layer_names(graph))
+    some = checkpointed(graph, layer_names(graph), every_other_product(graph))
+
+    def forward_flops(of: object) -> float:
+        return sum(n.flops for n in of.nodes if n.flops > 0 and (n.phase == FORWARD or n.rematerialised))  # type: ignore[attr-defined]
+
+    assert forward_flops(graph) < forward_flops(some) < forward_flops(full)
+    assert not any("attention" in n.op and n.rematerialised for n in some.nodes)
+
+
+@pytest.mark.parametrize(
+    ("master", "zero", "per_element"),
+    [(False, 0, 16), (False, 1, 8 + 8 / 2), (False, 2, 4 + 12 / 2), (True, 0, 18), (True, 1, 6 + 12 / 2)],
+)
+def test_state_of_other_ways_to_keep_parameters(master: bool, zero: int, per_element: float) -> None:
+    run = small(has_master=master, zero=zero)
+    assert run.data_ranks == 2
+    assert 16 + other_state(run, 1.0) == pytest.approx(per_element)
+
+
+def test_few_plans_are_kept(predictor: Predictor) -> None:
+    assert len(predictor.planned) <= MOST_KEPT
