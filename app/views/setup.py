@@ -23,7 +23,7 @@ from planner.hardware import fabric_names
 CHECKPOINTING = (
     "Layers whose forward pass runs again in backward, so that less is kept. auto: as few as the memory budget makes worthwhile."
 )
-USUAL = "the one it comes with"
+USUAL = "default"
 STAGES = ("trace", "strategies and prices", "compile", "solve")
 
 
@@ -78,7 +78,7 @@ def _cluster_fields(form: SetupForm, slots: dict[str, DeltaGenerator]) -> None:
     one, two, three, four = st.columns([1.6, 1.2, 1.2, 1])
     _text(one, "Mesh axes, outermost first", form, "mesh", slots, placeholder="dp=8,tp=8")
     _select(two, "Hardware", form, "hardware", hardware_names())
-    _select(three, "Network between nodes", form, "network", ("", *fabric_names()), format_func=lambda name: name or USUAL)
+    _select(three, "Network", form, "network", ("", *fabric_names()), format_func=lambda name: name or USUAL)
     _text(four, "Devices per node", form, "gpus_per_node", slots, placeholder="of the hardware")
     slots["links"] = st.empty()
     st.caption("The last axis is the nearest devices. Axes named dp, fsdp, data and so on split the batch.")
