@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -92,11 +93,10 @@ def _one(options: argparse.Namespace, mesh: Mesh) -> None:
         solver = Solver(bench.costs)
         _cold(solver, constraints, options.exact)
         if options.pins:
-            pins = random_pins(solver, options.pins, options.seed)
-            rows = [_pinned(solver, constraints, pin) for pin in pins]
-            _summary(f"{options.pins} pins", [row for row in rows if row is not None], options.pins)
+            print(f"    {options.pins} pins: {pin_rows(solver, constraints, options.pins, options.seed)}", flush=True)
             if not any(isinstance(c, MemoryBudget) for c in constraints):
-                _against_ilp(solver, constraints, pins[: options.against_ilp], options.whole)
+                pins = random_pins(solver, options.pins, options.seed)[: options.against_ilp]
+                _against_ilp(solver, constraints, pins, options.whole)
         if options.only_free:
             break
     print(f"  peak memory of the process {peak_rss_bytes() / GIB:.2f} GiB")
@@ -160,10 +160,8 @@ def _pinned(solver: Solver, constraints: Sequence[Constraint], pin: Pin) -> Row 
     except InfeasibleError:
         return None
     row = Row(seconds, gap, proved, later, found.report.gap, found.report.status == "optimal")
-    print(
-        f"      open at once: {pin.describe()}: {gap:.1e} after {seconds:.1f} s, {row.later_gap:.1e} after {later:.1f} s",
-        flush=True,
-    )
+    said = f"{gap:.1e} after {seconds:.1f} s, {row.later_gap:.1e} after {later:.1f} s"
+    print(f"      open at once: {pin.describe()}: {said}", file=sys.stderr, flush=True)
     return row
 
 
@@ -245,17 +243,17 @@ def _solution_in_numbers(solver: Solver, constraints: Sequence[Constraint]) -> t
     return found.report, np.array(choice)
 
 
-def _summary(title: str, rows: Sequence[Row], asked: int) -> None:
+def pin_rows(solver: Solver, constraints: Sequence[Constraint], count: int, seed: int = 0) -> str:
+    """Solve with each of `count` random pins. -> what that took and what was proved, in a line"""
+    found = [_pinned(solver, constraints, pin) for pin in random_pins(solver, count, seed)]
+    rows = [row for row in found if row is not None]
     ms = np.array([row.seconds for row in rows]) * 1e3
-    gaps = np.array([row.gap for row in rows])
-    proved = np.array([row.proved for row in rows])
-    at_last = np.array([row.later_proved and row.later_s <= 5.0 for row in rows])
-    later = np.array([row.later_gap for row in rows])
-    print(
-        f"    {title}: median {np.median(ms):.0f}, p90 {np.quantile(ms, 0.9):.0f}, p99 {np.quantile(ms, 0.99):.0f} ms; "
-        f"proved at once {proved.mean():.1%}, within 5 s {at_last.mean():.1%}; "
-        f"largest gap at once {gaps.max():.1e}, at last {later.max():.1e}; refused {asked - len(rows)}",
-        flush=True,
+    at_last = np.mean([row.later_proved and row.later_s <= 5.0 for row in rows])
+    return (
+        f"median {np.median(ms):.0f}, p90 {np.quantile(ms, 0.9):.0f}, p99 {np.quantile(ms, 0.99):.0f} ms; "
+        f"proved at once {np.mean([row.proved for row in rows]):.1%}, within 5 s {at_last:.1%}; "
+        f"largest gap at once {max(row.gap for row in rows):.1e}, at last {max(row.later_gap for row in rows):.1e}; "
+        f"refused {count - len(rows)}"
     )
 
 
