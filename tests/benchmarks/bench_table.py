@@ -87,7 +87,7 @@ def _folder(given: Path | None) -> Iterator[Path]:
 
 def _table(options: argparse.Namespace, graphs: Path) -> None:
     print(f"{os.cpu_count()} cores; load at the start {os.getloadavg()[0]:.1f}; cells are wall / processor seconds")
-    print("| work | strategies + costs | problem | solve | together | peak | status, gap, sweeps end | pins | target | load |")
+    print("| work | strategies + costs | problem | solve | together | peak | status, gap | pins | target | load |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     chosen = [work for work in WORKS if options.rows is None or work.name in options.rows.split(",")]
     results: dict[str, dict[str, Any]] = {}
@@ -133,7 +133,8 @@ def _measure(work: Work, options: argparse.Namespace) -> dict[str, Any]:
     graph = _graph(work, options.graphs)
     Workbench.build(graph, Mesh.parse("dp=1")).warm_up()
     gc.collect()
-    mesh, hardware, taken = Mesh.parse(work.mesh), load_profile("h100_sxm"), {}
+    mesh, hardware = Mesh.parse(work.mesh), load_profile("h100_sxm")
+    taken: Taken = {}
 
     def timed(name: str, do: Callable[[], Any]) -> Any:
         began = time.perf_counter(), time.process_time()
