@@ -47,7 +47,7 @@ OVERRIDES = (Pin, Allow, Forbid)
 _BUDGET_SWEEPS, _BUDGET_SWEEPS_PINNED = 32, 8
 _PRICES, _PRICES_PINNED = 14, 3
 _CLOSE_ENOUGH_PINNED = 1e-3
-_WINDOW_WIDTHS = (1, 2, 4)
+_WINDOW_WIDTHS = (1, 2, 4, 8)
 """Layers on each side of a pinned one, where messages settle before those of the whole model."""
 
 
@@ -342,6 +342,9 @@ class Solver:
         found = []
         for width in _WINDOW_WIDTHS:
             near = {layer + step for layer in layers for step in range(-width, width + 1)}
+            at_an_end = min(near) <= 0 or max(near) >= self._layer.max()
+            if found and at_an_end:  # what comes before the first layer and after the last one is near too
+                near.add(OUTSIDE)
             found.append(np.isin(self._layer, sorted(near)))
         return tuple(found)
 

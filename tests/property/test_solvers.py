@@ -18,6 +18,7 @@ from planner.solving.message_passing import Effort, MessagePassing
 from planner.solving.problem import PairwiseProblem, build_problem
 from planner.solving.solve import Solution, Solver
 from tests.oracles.brute_force import BestPlan, brute_force
+from tests.oracles.dual import price, prove
 from tests.oracles.small_spaces import random_costs, with_pending_moves
 
 SEEDS = range(40)
@@ -122,6 +123,20 @@ def test_bound_never_exceeds_optimum_whatever_the_messages(seed: int) -> None:
         found = passing.run(Effort(max_sweeps=3, eps_us=eps))
         assert found.bound_us <= best * (1 + 1e-9) + 1e-9
         assert found.value_us >= best * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("seed", SEEDS[:8])
+def test_bound_and_reduced_costs_are_what_the_messages_say(seed: int) -> None:
+    if seed not in feasible_seeds():
+        return
+    problem = build_problem(costs_of_seed(seed))
+    passing = MessagePassing(problem)
+    for sweeps in (1, 3, 30):
+        found = passing.run(Effort(max_sweeps=sweeps))
+        proof = prove(problem.layout, passing.cost_us, passing.messages)
+        assert proof.bound_us == pytest.approx(passing.bound_now(), rel=1e-9, abs=1e-9)
+        assert proof.with_strategy_us == pytest.approx(passing.bound_now() + passing.reduced_costs(), rel=1e-9, abs=1e-9)
+        assert price(problem.layout, passing.cost_us, found.choice) == pytest.approx(found.value_us, rel=1e-12)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
