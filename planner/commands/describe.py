@@ -73,6 +73,8 @@ def summary(plan: Plan) -> str:
         f"  memory {format_gib(plan.memory.peak_bytes)} per device: "
         + ", ".join(f"{name.removesuffix('_bytes')} {format_gib(value)}" for name, value in plan.memory.to_json().items()),
     ]
+    if report.merged_us:
+        lines.append(f"  proof and bound count equal redistributions for each use: {format_ms(report.objective_us)}")
     if plan.checkpointed:
         lines.append(f"  {plan.checkpointed_text}")
     for axis, kinds in plan.comm_bytes.items():

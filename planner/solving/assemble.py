@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from planner.constraint import Constraint, Facts
 from planner.cost import CostTable
 from planner.graph import JointGraph, TensorRef
 from planner.memory import MemoryBreakdown
-from planner.plan import Choice, Plan, Redistribution, SolveReport, Step
+from planner.plan import Choice, Plan, Redistribution, Step
 from planner.redistribution import Routes
 from planner.region import REGION, Region
 from planner.solving.solve import Solution
@@ -21,10 +22,13 @@ GRADIENT_STORE = -1
 
 
 def assemble(costs: CostTable, solution: Solution, constraints: Sequence[Constraint]) -> Plan:
-    """The plan of a solution. Its redistributions are those that were priced; their prices and the compute add up to the
-    objective."""
+    """The plan of a solution. Its redistributions are those that were priced, equal ones once; their prices and the compute add
+    up to the plan's own objective, which is that of the solution less what equal ones would take again."""
     costs = solution.costs or costs
     space, graph = costs.space, costs.space.graph
+    redistributions = tuple(_redistributions(costs, solution.strategy, solution.shared))
+    again = price_redistributions(costs, solution.strategy, solution.shared) - sum(r.us for r in redistributions)
+    report = replace(solution.report, merged_us=again if again > 1e-6 else 0.0)
     plan = Plan(
         request=graph.request,
         structure_fingerprint=graph.structure_fingerprint,
@@ -37,14 +41,14 @@ def assemble(costs: CostTable, solution: Solution, constraints: Sequence[Constra
         constraints=tuple(constraints),
         checkpointed=graph.checkpointed,
         choices=_choices(costs, solution.strategy),
-        redistributions=tuple(_redistributions(costs, solution.strategy, solution.shared)),
+        redistributions=redistributions,
         memory=memory_of(costs, solution.strategy),
-        report=solution.report,
+        report=report,
         num_ops=graph.num_ops,
         replicated_for_lack_of_a_rule=space.replicated_for_lack_of_a_rule,
         regions={node.key: Region.loads(node.args[0]).describe() for node in graph.nodes if node.op == REGION},
     )
-    _check_sum(plan, solution.report)
+    _check_sum(plan)
     return plan
 
 
@@ -60,9 +64,9 @@ def facts_of(costs: CostTable, solution: Solution) -> Facts:
     )
 
 
-def _check_sum(plan: Plan, report: SolveReport) -> None:
+def _check_sum(plan: Plan) -> None:
     total = plan.compute_us + plan.comm_us
-    assert abs(total - report.objective_us) <= 1e-6 * max(1.0, report.objective_us), (total, report.objective_us)
+    assert abs(total - plan.objective_us) <= 1e-6 * max(1.0, plan.objective_us), (total, plan.objective_us)
 
 
 def _choices(costs: CostTable, strategy: np.ndarray) -> dict[str, Choice]:
@@ -106,14 +110,21 @@ def uses_by_phase(costs: CostTable) -> dict[tuple[TensorRef, str], list[tuple[in
 
 
 def price_redistributions(costs: CostTable, strategy: np.ndarray, shared: Mapping[tuple[TensorRef, str], int]) -> float:
-    """µs of all redistributions of a solution."""
-    return sum(r.us for r in _redistributions(costs, strategy, shared))
+    """µs of all redistributions of a solution as the objective counts them: private ones for every use."""
+    return sum(float(change.routes.table_us[change.source, change.target]) for change in changes(costs, strategy, shared))
 
 
 def _redistributions(
     costs: CostTable, strategy: np.ndarray, shared: Mapping[tuple[TensorRef, str], int]
 ) -> Iterable[Redistribution]:
-    return (_redistribution(costs.space.graph, change) for change in changes(costs, strategy, shared))
+    """Private changes of one tensor from the same start by the same steps are one for all their uses."""
+    once: dict[tuple[object, ...], Redistribution] = {}
+    for change in changes(costs, strategy, shared):
+        made = _redistribution(costs.space.graph, change)
+        key = (change.ref, change.phase, change.shared, change.source, made.steps)
+        known = once.get(key)
+        once[key] = made if known is None else replace(known, consumers=(*known.consumers, *made.consumers))
+    return once.values()
 
 
 class Change(NamedTuple):
@@ -133,7 +144,7 @@ class Change(NamedTuple):
 
 
 def changes(costs: CostTable, strategy: np.ndarray, shared: Mapping[tuple[TensorRef, str], int]) -> Iterable[Change]:
-    """All changes of placement of a solution, possible or not."""
+    """All changes of placement of a solution as the objective counts them, possible or not."""
     space = costs.space
     for (ref, phase), uses in uses_by_phase(costs).items():
         lattice = space.lattice_of[ref]

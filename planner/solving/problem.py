@@ -4,11 +4,14 @@ One problem node per graph node. A tensor with several uses in one phase gets on
 nothing, has one strategy per placement, the producer pays once to reach it, and every use starts from it (a narrower use
 cuts from it for free). A parameter's gradient has one more use: it is stored in the parameter's placement.
 
-A use that wants another placement than the shared one makes it for itself, even if another use makes the same. With two uses
+A use that wants another placement than the shared one pays for it alone, even if another use wants the same. With two uses
 that is never cheapest: sharing what both want costs less, as prices obey direct <= via. With more it could be only if going from
 the shared placement to each of two others were cheaper than from one of these to the other.
 
-The price of a plan is the sum of `unary_us` over nodes and of table entries over edges: what is emitted, once each.
+The objective is the sum of `unary_us` over nodes and of table entries over edges: what is emitted, once each, but for such equal
+private changes. These are merged when the plan is put together (`assemble.py`): carried out once, and told as `merged_us` of the
+report. "The second of two equal ones is free" joins more than two nodes, so the pairwise objective cannot say it; bound and
+`optimal` speak of the objective as it stands here, of which the plan's own time is at most `merged_us` less.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def solution_of(plan: Plan, costs: CostTable) -> Solution:
     _check_changes(costs, strategy, shared)
     same = (plan.fingerprint, plan.hardware_hash) == (graph.fingerprint, costs.hardware_hash)
     objective = _objective(costs, strategy, shared)
-    if same and abs(objective - plan.objective_us) <= 1e-6 * plan.objective_us:
+    if same and abs(objective - plan.report.objective_us) <= 1e-6 * plan.report.objective_us:
         report = plan.report
     else:
         report = SolveReport(status="feasible", objective_us=objective, bound_us=0.0, method="replayed, not proved", seconds=0.0)
