@@ -296,7 +296,8 @@ def export_recipe(
 
 def not_expressible(plan: Plan, graph: JointGraph) -> tuple[str, ...]:
     """Why a plan cannot be exported as a recipe; empty if it can. `graph`: as traced."""
-    from planner.exporting.expressible import expressible, told
+    from planner.exporting.expressible import expressible
+    from planner.exporting.module_recipe import told
 
     found = expressible(plan, planned_graph(plan, graph))
     return told(found) if isinstance(found, list) else ()

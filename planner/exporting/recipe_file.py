@@ -13,7 +13,8 @@ from importlib.resources import files
 from typing import Any
 
 from planner.errors import ExportError
-from planner.exporting.expressible import ModuleRecipe, Reason, expressible, told
+from planner.exporting.expressible import expressible
+from planner.exporting.module_recipe import ModuleRecipe, Reason, told
 from planner.exporting.script import TORCH_VERSION
 from planner.graph import JointGraph, layer_path, without_layer
 from planner.plan import Plan
@@ -146,12 +147,13 @@ class _File:
         else:
             lines.append("from torch.distributed._composable.replicate_with_fsdp import replicate")
             lines.append("from torch.distributed.fsdp import MixedPrecisionPolicy")
-        lines.append(f"from torch.distributed.tensor import {', '.join(tensor)}")
+        lines.append(f"from torch.distributed.tensor import {', '.join(sorted(tensor))}")
         if styles:
             lines.append(f"from torch.distributed.tensor.parallel import {', '.join(sorted(styles, key=str.lower))}")
         if recipe.checkpointed:
             lines.append("from torch.distributed._composable.checkpoint_activation import checkpoint")
-        return sorted(lines)
+        functional = ["import torch.nn.functional as F"] if recipe.tensor else []
+        return [*functional, *sorted(lines)]
 
     def _needs_shard(self) -> bool:
         return bool(self.recipe.shard_dims) or (bool(self.recipe.tensor) and self.recipe.sequence_dim is not None)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from planner.cli import main
 from planner.errors import ExportError
-from planner.exporting.expressible import ModuleRecipe, Reason, expressible
+from planner.exporting.expressible import expressible
+from planner.exporting.module_recipe import ModuleRecipe, Reason
 from planner.exporting.recipe_file import LABEL, FactorySource, write_recipe
 from planner.graph import JointGraph
 from planner.pipeline import not_expressible
@@ -177,3 +179,22 @@ def test_a_refusal_lists_reasons_and_says_what_to_do(small: tuple[Plan, JointGra
 
 
 _REGION = "a user-controlled region has a contract that the styles of modules cannot say"
+
+
+def test_the_command_writes_a_recipe_and_says_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = bench("llama3-tiny", "dp=2,tp=2")
+    plan, graph, out = tmp_path / "plan.json", tmp_path / "graph.json.gz", tmp_path / "recipe.py"
+    planned(found, "tp_sp").save(plan)
+    found.graph.save(graph)
+    asked = ["export", str(plan), "--graph", str(graph), "-o", str(out), "--format", "recipe", "--no-verify"]
+    assert main([*asked, "--slurm"]) != 0
+    assert not out.exists() and "--slurm belongs to --format script" in capsys.readouterr().err
+    assert main(asked) == 0
+    said = capsys.readouterr().out
+    assert LABEL in said and "the loss is computed split on tp in the plan" in said and "not checked" in said
+    text = out.read_text()
+    assert "from sample_models.llama3 import llama3_tiny as factory" in text
+    assert 'FULL, TINY = {"batch": 16}, {"size": "tiny", "layers": 2}' in text
+    random_plan(found.costs, 1).save(plan)
+    assert main(asked) != 0
+    assert "cannot be said as a recipe of modules" in capsys.readouterr().err
