@@ -1,6 +1,6 @@
 """Every wrong line of an exported file that its own --check and --dry-run must notice; run in a process of its own:
 
-    python -m tests.numerics.mutations train.py [--every N] [--others N]
+    python -m tests.numerics.mutations train.py [--every N --part K] [--others N]
 
 The file is loaded once; each mutant is compiled into a forked child, so that nothing of a failed run is left for the next one.
 The child runs what --dry-run runs, on the last rank, then what --check runs, with threads as ranks, and stops at the first that
@@ -216,6 +216,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("script", type=Path)
     parser.add_argument("--every", type=int, default=1, help="take only each N-th mutant of a kind")
+    parser.add_argument("--part", type=int, default=1, help="which of each N: several processes share the work")
     parser.add_argument("--others", type=int, default=1, help="how many other layouts to try for each target and each source")
     asked = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -226,12 +227,13 @@ def main(argv: list[str]) -> int:
     missed, seen = [], Counter[str]()
     for kind, line, text in mutants(checked.text, asked.others):
         seen[kind] += 1
-        if (seen[kind] - 1) % asked.every:
+        if seen[kind] % asked.every != asked.part % asked.every:
             continue
         verdict = in_child(lambda text=text: checked.verdict(text))  # type: ignore[misc]
         noticed.setdefault(kind, Counter())[verdict] += 1
         if verdict in ("nothing", "hung"):
             missed.append(f"{kind} ({verdict}): {line}")
+            print(missed[-1], file=sys.stderr, flush=True)
     assert in_child(lambda: checked.verdict(checked.text)) == "nothing", "the file as it is does not pass any more"
     found: dict[str, Any] = {"noticed": {kind: dict(counts) for kind, counts in noticed.items()}, "missed": missed}
     print(json.dumps({**found, "mutants": sum(c.total() for c in noticed.values()), "cpu_s": round(sum(os.times()[:4]))}))
