@@ -87,6 +87,7 @@ class Actions:
 
     Attributes:
         held: storages that must still be there at the end: gradients, values left in buffers, the loss.
+        calls: (first, last) action of each block function that computes. Its caller holds what it hands in until it returns.
         static_bytes: what is there all the time, by name: parameters, optimizer state, buffers, inputs.
         group_sizes: ranks of each communicator group in use.
         model_flops: of the whole step on all devices, nothing repeated counted.
@@ -97,6 +98,7 @@ class Actions:
     actions: tuple[Action, ...]
     storages: tuple[Storage, ...]
     held: frozenset[int] = frozenset()
+    calls: tuple[tuple[int, int], ...] = ()
     static_bytes: dict[str, int] = field(default_factory=dict)
     group_sizes: tuple[int, ...] = ()
     num_devices: int = 1

@@ -9,6 +9,7 @@ which then is 0.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -43,7 +44,7 @@ from planner.ordering import in_series
 from planner.placement import Placements, Shard, text
 from planner.plan import Plan, Step
 from planner.redistribution import Collective, CollectiveKind
-from planner.schedule import EventKind, Schedule, at_issue, at_wait
+from planner.schedule import Event, EventKind, Part, Schedule, at_issue, at_wait
 from planner.wiring import Source, Wiring
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ class _Emission:
     underway: dict[int, _Underway] = field(default_factory=dict)
     awaits: list[int] = field(default_factory=list)
     """collectives that the next compute, and everything before it, must not overtake"""
+    calls: list[tuple[int, int]] = field(default_factory=list)
     block: str = ""
     part: str = ""
 
@@ -133,16 +135,23 @@ class _Emission:
 
     # ---- the step -----------------------------------------------------------------------------------------------------
     def step(self, schedule: Schedule) -> None:
-        for event in schedule.events:
-            self.block, self.part = f"{event.block.phase} block {event.block.number}", event.part
-            if event.kind is EventKind.COMPUTE:
-                self._call(event.number)
-            elif event.kind is EventKind.ISSUE:
-                self._issue(event.number)
-            else:
-                self._wait(event.number)
+        for (block, part), events in itertools.groupby(schedule.events, lambda event: (event.block, event.part)):
+            self.block, self.part = f"{block.phase} block {block.number}", part
+            first = len(self.actions)
+            for event in events:
+                self._event(event)
+            if part is Part.COMPUTE and len(self.actions) > first:
+                self.calls.append((first, len(self.actions) - 1))
         self.block, self.part = END, ""
         self._optimizer()
+
+    def _event(self, event: Event) -> None:
+        if event.kind is EventKind.COMPUTE:
+            self._call(event.number)
+        elif event.kind is EventKind.ISSUE:
+            self._issue(event.number)
+        else:
+            self._wait(event.number)
 
     def _optimizer(self) -> None:
         nodes, choices = self.graph.nodes, self.plan.choices
@@ -302,6 +311,7 @@ class _Emission:
             actions=tuple(self.actions),
             storages=tuple(self.storages),
             held=frozenset(_some(held)),
+            calls=tuple(self.calls),
             static_bytes=self._static_bytes(),
             group_sizes=tuple(sorted(self.collectives.curves[axes].shape.ranks for axes in used)),
             num_devices=self.plan.mesh.num_devices,

@@ -1,9 +1,14 @@
 """Device memory over a step: every storage from where it is allocated to its last use.
 
 The caching allocator gives and takes memory as the CPU issues work, so the walk is in issue order: a storage is allocated by the
-action that writes it and is free after the last action that reads it. A collective holds what it reads and writes until it is
-done: that is, given a timeline, until a compute action starts that is issued later and finds it done, and in any case no longer
-than until it is awaited. Parameters, optimizer state, buffers and inputs are there all the time.
+action that writes it and is free after the last action that reads it. What a block's function is handed (gathered parameters,
+tensors saved in forward, results of the block before) is there until the function returns: its caller, or a compiled function,
+holds it. What a block saves in forward goes when the same block has run backward, even if only the next one reads it. So while a
+block runs, its gathered parameters and those on their way for the next one are there, and the gradients of the one before.
+
+A collective holds what it reads and writes until it is done: that is, given a timeline, until a compute action starts that is
+issued later and finds it done, and in any case no longer than until it is awaited. Parameters, optimizer state, buffers and
+inputs are there all the time.
 
 `allocated` is what tensors take; `reserved` adds the allocator's slack on what comes and goes, communicator groups and the
 driver's context. Guesses among these are marked in `assumptions.py`.
@@ -18,6 +23,7 @@ from typing import Any
 from planner.actions import COMPUTE, Actions, Storage
 from planner.costing.assumptions import Overhead
 from planner.costing.timeline import Timeline
+from planner.graph import BACKWARD, FORWARD
 
 WORKSPACE = "workspace"
 NUM_TOP = 12
@@ -109,6 +115,7 @@ def lifetimes(actions: Actions, timeline: Timeline | None = None) -> tuple[dict[
         for other in action.awaits:
             awaited.setdefault(other, number)
     end = len(actions.actions) - 1
+    _hold_what_is_handed(actions, born, last)
     for number, action in enumerate(actions.actions):
         if action.lane != COMPUTE:
             done = awaited.get(number, end + 1)
@@ -117,6 +124,24 @@ def lifetimes(actions: Actions, timeline: Timeline | None = None) -> tuple[dict[
             for storage in (*action.reads, *action.writes):
                 last[storage] = max(last[storage], done - 1)
     return born, last | dict.fromkeys(actions.held, end)
+
+
+def _hold_what_is_handed(actions: Actions, born: dict[int, int], last: dict[int, int]) -> None:
+    """Operands of a block's function until it returns; what a forward block saved, until the block has run backward too."""
+    made: dict[str, list[int]] = {}
+    for storage, at in born.items():
+        made.setdefault(actions.actions[at].block, []).append(storage)
+    for first, until in actions.calls:
+        for action in actions.actions[first : until + 1]:
+            last.update((storage, max(last[storage], until)) for storage in action.reads if born[storage] < first)
+        phase, _, block = actions.actions[first].block.partition(" ")
+        if phase == BACKWARD:
+            saved = [storage for storage in made.get(f"{FORWARD} {block}", ()) if _phase(actions, last[storage]) == BACKWARD]
+            last.update((storage, max(last[storage], until)) for storage in saved)
+
+
+def _phase(actions: Actions, number: int) -> str:
+    return actions.actions[number].block.partition(" ")[0]
 
 
 def _found_done(timeline: Timeline, collective: int) -> int:

@@ -337,7 +337,7 @@ _RESERVED = frozenset({
     "torch", "aten", "dist", "nn", "math", "os", "sys", "json", "time", "hashlib", "threading", "local", "move", "piece", "even",
     "split", "join", "redistribute", "sdpa_fwd", "sdpa_bwd", "own_index", "batch", "cut", "check", "train", "main", "start",
     "shard_dim", "local_shape", "noise", "dropout", "dropout_key", "mixed", "initial", "configure", "arguments", "parameters",
-    "compare", "log", "redistribute_begin", "redistribute_end",
+    "compare", "log", "redistribute_begin", "redistribute_end", "padded",
 })  # fmt: skip
 """Names of the file that a variable of a block must not hide."""
 

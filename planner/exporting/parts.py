@@ -23,7 +23,7 @@ from planner.exporting.program import (
     reads_of,
 )
 from planner.graph import BACKWARD, FORWARD, JointGraph
-from planner.placement import Partial
+from planner.placement import Partial, identifier
 from planner.plan import Plan
 from planner.schedule import BlockKey, Event, EventKind, Part, Schedule
 
@@ -147,35 +147,68 @@ def left(phase_turns: tuple[Turn, ...]) -> Block | None:
 
 def schedule_of(program: Program) -> Schedule:
     """What the exported file does, event by event."""
-    events: list[Event] = []
-    for phase in (FORWARD, BACKWARD):
-        order = turns(program, phase)
-        if order:
-            events += _events(order[0].block.unshard, order[0].block.key, Part.UNSHARD)
-        for turn in order:
-            if turn.ahead is not None:
-                events += _events(turn.ahead.unshard, turn.ahead.key, Part.UNSHARD)
-            events += _events(turn.block.statements, turn.block.key, Part.COMPUTE)
-            events += _collected(turn.collected)
-            events += _events(turn.block.reduce, turn.block.key, Part.REDUCE)
-        events += _collected(left(order))
-    return Schedule(tuple(events))
+    return Schedule(tuple(event for phase in (FORWARD, BACKWARD) for said in _calls(program, phase) for event in said.events()))
 
 
-def _collected(block: Block | None) -> list[Event]:
+def said(program: Program, phase: str) -> Iterator[str]:
+    """The same as the file says it: `block` where one begins to compute, and redistributions and halves with their layouts."""
+    for call in _calls(program, phase):
+        if call.part is Part.COMPUTE:
+            yield "block"
+        for statement in call.statements:
+            if not isinstance(statement, Call):
+                yield f"{_said(statement)} {_layouts(program.plan, statement)}"
+
+
+def _said(statement: Move | Arrive) -> str:
+    if isinstance(statement, Arrive):
+        return "redistribute_end"
+    return "redistribute_begin" if statement.begun else "redistribute"
+
+
+def _layouts(plan: Plan, statement: Move | Arrive) -> str:
+    number = statement.result.moved
+    assert number is not None
+    r = plan.redistributions[number]
+    return " -> ".join(identifier(placements) for placements in (r.source, *(step.target for step in r.steps)))
+
+
+@dataclass(frozen=True)
+class _FunctionCall:
+    """One function of a block as it runs."""
+
+    key: BlockKey
+    part: Part
+    statements: tuple[Statement, ...]
+
+    def events(self) -> Iterator[Event]:
+        for statement in self.statements:
+            if isinstance(statement, Call):
+                yield Event(EventKind.COMPUTE, statement.node, self.key, self.part)
+            elif isinstance(statement, Arrive):
+                assert statement.result.moved is not None
+                yield Event(EventKind.WAIT, statement.result.moved, self.key, self.part)
+            else:
+                yield Event(EventKind.ISSUE, statement.number, self.key, self.part)
+                if not statement.begun:
+                    yield Event(EventKind.WAIT, statement.number, self.key, self.part)
+
+
+def _calls(program: Program, phase: str) -> Iterator[_FunctionCall]:
+    """The functions of a phase, in the order in which they run."""
+    order = turns(program, phase)
+    if order:
+        yield _FunctionCall(order[0].block.key, Part.UNSHARD, order[0].block.unshard)
+    for turn in order:
+        if turn.ahead is not None:
+            yield _FunctionCall(turn.ahead.key, Part.UNSHARD, turn.ahead.unshard)
+        yield _FunctionCall(turn.block.key, Part.COMPUTE, turn.block.statements)
+        yield from _collected(turn.collected)
+        yield _FunctionCall(turn.block.key, Part.REDUCE, turn.block.reduce)
+    yield from _collected(left(order))
+
+
+def _collected(block: Block | None) -> list[_FunctionCall]:
     if block is None:
         return []
-    return [Event(EventKind.WAIT, move.number, block.key, Part.COLLECT) for move in block.reduce]
-
-
-def _events(statements: tuple[Statement, ...], key: BlockKey, part: Part) -> Iterator[Event]:
-    for statement in statements:
-        if isinstance(statement, Call):
-            yield Event(EventKind.COMPUTE, statement.node, key, part)
-        elif isinstance(statement, Arrive):
-            assert statement.result.moved is not None
-            yield Event(EventKind.WAIT, statement.result.moved, key, part)
-        else:
-            yield Event(EventKind.ISSUE, statement.number, key, part)
-            if not statement.begun:
-                yield Event(EventKind.WAIT, statement.number, key, part)
+    return [_FunctionCall(block.key, Part.COLLECT, tuple(Arrive(move.result) for move in block.reduce))]

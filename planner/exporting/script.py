@@ -8,6 +8,7 @@ enter through `repr` or as checked names.
 from __future__ import annotations
 
 import base64
+import hashlib
 import re
 import zlib
 from collections import Counter
@@ -21,6 +22,7 @@ from planner.exporting.buffers import BufferFunctions, require_known
 from planner.exporting.driver import Driver
 from planner.exporting.lower import lower
 from planner.exporting.ops import dtype_text
+from planner.exporting.parts import said
 from planner.exporting.program import Program
 from planner.exporting.regions import import_lines, operator_lines, regions_of
 from planner.exporting.symbols import Sizes, axis_variables
@@ -77,7 +79,8 @@ def _sizes(plan: Plan, graph: JointGraph, tiny: JointGraph | None) -> Sizes:
 
 _GLOBAL_NAMES = frozenset({
     "FULL", "TINY", "PLAN_ID", "TORCH_MADE_FOR", "MESH_NAMES", "PLANNED_MESH", "MESH_SHAPE", "AXES", "DEVICE", "LOWP",
-    "OPTIMIZER", "OPTIONS", "END", "GROUPS", "PARAMS", "INPUTS", "TRAINED", "TIED", "PLANNED", "PLANNED_COLLECTIVES", "BLOCKS",
+    "OPTIMIZER", "OPTIONS", "END", "GROUPS", "PARAMS", "INPUTS", "TRAINED", "TIED", "PLANNED", "PLANNED_COLLECTIVES",
+    "PLANNED_ORDER", "BLOCKS",
     "STEP_FLOPS", "BUFFERS", "WRITTEN", "PREDICTED_MS", "PREDICTED_GIB", "PLAN", "TOKENS",
 })  # fmt: skip
 
@@ -184,6 +187,7 @@ class _Script:
             "GROUPS": repr(self._groups()),
             "PLANNED": self._planned_redistributions(),
             "PLANNED_COLLECTIVES": _nested_dict_text(plan.collective_counts),
+            "PLANNED_ORDER": quoted(repr({phase: self._order(phase) for phase in (FORWARD, BACKWARD)})),
         }
 
     def _embedded_plan(self) -> str:
@@ -242,6 +246,10 @@ class _Script:
         for r in self.plan.redistributions:
             counts[r.phase][" -> ".join(identifier(p) for p in (r.source, *(step.target for step in r.steps)))] += 1
         return _nested_dict_text({phase: dict(sorted(found.items())) for phase, found in counts.items()})
+
+    def _order(self, phase: str) -> str:
+        """What the step's `local.order` comes to (see the template that verifies)."""
+        return hashlib.sha256("".join(f"{line}\n" for line in said(self.program, phase)).encode()).hexdigest()[:16]
 
     # ---- tables -----------------------------------------------------------------------------------------------------
     def _tables(self) -> dict[str, str]:

@@ -170,7 +170,7 @@ def test_two_layers_by_hand_serial() -> None:
     cast2, whole2, y = 4096, 8192, 512
     grad2_low, grad2_pending, grad2 = 8192, 16384, 8192
     grad1_low, grad1_pending, grad1 = 16384, 32768, 16384
-    workspace, loss = 1000, 4
+    workspace, loss, dh = 1000, 4, 2048
     assert list(found.live_bytes[:6]) == [
         sum(STATIC.values()) + there
         for there in (
@@ -182,24 +182,26 @@ def test_two_layers_by_hand_serial() -> None:
         for there in (
             h + y + loss,  # the pending loss
             h + y + loss + loss,
-            loss + h + y + 512,  # gradient of y; y is read for the last time
-            loss + h + 512 + grad2_low + workspace,
-            loss + 512 + grad2_low + grad2_pending,  # h was last read before
-            loss + 512 + grad2_pending + grad2,
-            loss + 512 + grad2 + cast2,
-            loss + 512 + grad2 + cast2 + whole2,
-            loss + 512 + grad2 + whole2 + h + workspace,
-            loss + grad2 + h + grad1_low + workspace,
-            loss + grad2 + grad1_low + grad1_pending,
-            loss + grad2 + grad1_pending + grad1,
+            loss + h + y + 512,  # gradient of y; layer 1 holds y, and layer 0 h, until it has run backward
+            loss + h + y + 512 + grad2_low + workspace,
+            loss + h + y + 512 + grad2_low + grad2_pending,
+            loss + h + y + 512 + grad2_pending + grad2,
+            loss + h + y + 512 + grad2 + cast2,
+            loss + h + y + 512 + grad2 + cast2 + whole2,
+            loss + h + y + 512 + grad2 + whole2 + dh + workspace,
+            loss + h + grad2 + dh + grad1_low + workspace,
+            loss + h + grad2 + dh + grad1_low + grad1_pending,  # layer 0 was handed dh
+            loss + h + grad2 + dh + grad1_pending + grad1,
             loss + grad2 + grad1,
         )
     ]
-    peak = loss + grad2 + grad1_low + grad1_pending
+    peak = loss + h + grad2 + dh + grad1_low + grad1_pending
     assert found.allocated_bytes == sum(STATIC.values()) + peak
     assert found.reserve_bytes == 7 + 342 * 2**20
     assert found.reserved_bytes == found.allocated_bytes + round(0.03 * peak) + found.reserve_bytes
-    assert found.by_category == {**STATIC, TEMPORARY: loss + grad1_low + grad1_pending, GRADIENT: grad2}
+    assert found.by_category == {
+        **STATIC, TEMPORARY: loss + dh + grad1_low + grad1_pending, ACTIVATION: h, GRADIENT: grad2,
+    }  # fmt: skip
     first = found.top[0]
     assert (first.num_bytes, first.shape, first.dtype, first.placements) == (32768, (64, 128), "float32", "P")
     assert first.module == "layers.0" and "backward block 0" in found.moment_name
