@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import resource
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -122,10 +123,11 @@ def make_plan(
         compile_s = bench.warm_up()
         constraints = (*bench.default_constraints(request.memory_bytes), *request.constraints, *request.pins)
 
+        deadline = time.monotonic() + request.time_limit_s
+
         def solve(under: tuple[Constraint, ...]) -> Plan:
-            return bench.solve(
-                under, time_limit_s=request.time_limit_s, checkpoint=str(checkpoint), told=told, cancelled=cancelled
-            )
+            left = max(deadline - time.monotonic(), 1.0)
+            return bench.solve(under, time_limit_s=left, checkpoint=str(checkpoint), told=told, cancelled=cancelled)
 
         chosen = clock.run("solve", lambda: solve_to_fit(solve, bench.missing_bytes, constraints))
     stats = Stats(

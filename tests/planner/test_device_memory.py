@@ -92,7 +92,7 @@ def test_without_a_budget_nothing_is_tightened(bench: Workbench) -> None:
 
 def test_the_pipeline_fits_plans_to_the_device(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that is a little too small for the plan that its budget allows."""
-    request = pipeline.PlanRequest(model=bench.graph.request, mesh=bench.mesh)
+    request = pipeline.PlanRequest(model=bench.graph.request, mesh=bench.mesh, checkpoint="none", time_limit_s=10)
     free = pipeline.make_plan(request, graph=bench.graph).plan
     needs = bench.forecast(free).memory.reserved_bytes
     hardware = replace(bench.hardware, usable_bytes=needs - MIB // 4, reserve_bytes=0)
