@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from planner.actions import OVERLAPPED, SERIAL
+from planner.costing.assumptions import CONSTANTS
 from planner.costing.live_memory import LiveMemory, walk
 from planner.costing.timeline import Timeline, simulate
 from planner.issuing import actions_of
@@ -41,7 +42,8 @@ class Forecast:
 
     def to_json(self) -> dict[str, Any]:
         memory = {**self.memory.to_json(), "moment_us": self.moment_us, "usable_bytes": self.usable_bytes}
-        return {**self.timeline.to_json(), "memory": memory}
+        constants = {name: constant.to_dict() for name, constant in CONSTANTS.items()}
+        return {**self.timeline.to_json(), "memory": memory, "constants": constants}
 
 
 @dataclass(frozen=True, eq=False)

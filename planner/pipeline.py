@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import resource
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from planner.checkpointing import Checkpoint
 from planner.clock import Clock, Progress
 from planner.constraint import Constraint, Pin
+from planner.device_memory import solve_to_fit
 from planner.errors import InputError
 from planner.graph import JointGraph, ModelRequest
 from planner.matching import check_same_model, planned_graph
@@ -39,7 +41,8 @@ Tracer = Callable[..., JointGraph]
 class PlanRequest:
     """Everything a plan depends on. `constraints` are those of the user besides pins and the memory budget.
 
-    `memory_bytes` None means what the hardware profile leaves for a program. A `model.batch` of None means, for a sample model,
+    `memory_bytes` None means what the hardware profile leaves for a program; if temporaries do not fit beside that, it is
+    tightened (`device_memory.py`). A `model.batch` of None means, for a sample model,
     one sequence per device, so that every axis could be a data axis. `checkpoint` is `auto`, `none`, `full` or `full:16`
     (`checkpointing.py`).
     """
@@ -121,12 +124,14 @@ def make_plan(
     else:
         compile_s = bench.warm_up()
         constraints = (*bench.default_constraints(request.memory_bytes), *request.constraints, *request.pins)
-        chosen = clock.run(
-            "solve",
-            lambda: bench.solve(
-                constraints, time_limit_s=request.time_limit_s, checkpoint=str(checkpoint), told=told, cancelled=cancelled
-            ),
-        )
+
+        deadline = time.monotonic() + request.time_limit_s
+
+        def solve(under: tuple[Constraint, ...]) -> Plan:
+            left = max(deadline - time.monotonic(), 1.0)
+            return bench.solve(under, time_limit_s=left, checkpoint=str(checkpoint), told=told, cancelled=cancelled)
+
+        chosen = clock.run("solve", lambda: solve_to_fit(solve, bench.missing_bytes, constraints))
     stats = Stats(
         trace_s=clock.seconds.get("trace", 0.0),
         enumerate_s=clock.seconds["enumerate"],

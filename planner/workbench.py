@@ -244,6 +244,10 @@ class Workbench:
         check_same_structure(plan, bench.graph)
         return forecast(plan, bench.graph, self.hardware, schedule)
 
+    def missing_bytes(self, plan: Plan) -> int:
+        """What the device lacks for all that is alive at once in the exported order, 0 if the plan fits. Raises as `timeline`."""
+        return self.forecast(plan).missing_bytes
+
     def replay(self, plan: Plan) -> Plan:
         """The decisions of a plan on this model, mesh and hardware, checked and priced anew, without solving.
 

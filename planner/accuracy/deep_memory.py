@@ -87,7 +87,7 @@ def other_state(run: Run, elements: float) -> float:
     With bf16 parameters (2) their fp32 copies (4) belong to the optimizer; ZeRO 1 and 2 split the optimizer's over data ranks,
     ZeRO 2 gradients too.
     """
-    parameters, gradients, optimizer = (2, 4, 12) if run.has_master else (4, 4, 8)
+    parameters, gradients, optimizer = (2.0, 4.0, 12.0) if run.has_master else (4.0, 4.0, 8.0)
     if run.zero in (1, 2) and not run.shards_parameters:
         optimizer /= run.data_ranks
         gradients /= run.data_ranks if run.zero == 2 else 1

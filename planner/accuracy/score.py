@@ -59,16 +59,20 @@ def _score_file(path: Path, predictor: Predictor) -> Iterator[Scored] | None:
     if name.startswith("vtrain_"):
         return _each(path, VTRAIN_COLUMNS, partial(score_vtrain, predictor))
     if name.startswith("moe_grouped_gemm"):
-        return _skipped(path, "grouped matmul", "fused inference kernel of several ops; plans price experts as batched matmuls")
+        reason = "fused inference kernel of several ops; plans price experts as batched matmuls"
+        return _skipped(path, "grouped matmul", reason, "latency_us")
+    if name.startswith("memory_korthikanti"):
+        reason = "computed by its source's formulas, not measured; sizes of the models are not stated"
+        return _skipped(path, "memory by formula", reason, "params_plus_optimizer_GiB")
     if name == "memory_e2e":
         models = {row["row_id"]: row for other in path.parent.glob("e2e_training*.csv*") for row in read_csv(other, STEP_COLUMNS)}
         return _each(path, MEMORY_COLUMNS, partial(score_memory_row, predictor, models))
     return None
 
 
-def _skipped(path: Path, category: str, reason: str) -> Iterator[Scored]:
-    for row in read_csv(path, ("latency_us",)):
-        yield Scored(category=category, source=path.name, label=path.name, measured=float(row["latency_us"]), skipped=reason)
+def _skipped(path: Path, category: str, reason: str, column: str) -> Iterator[Scored]:
+    for row in read_csv(path, (column,)):
+        yield Scored(category=category, source=path.name, label=path.name, measured=float(row[column]), skipped=reason)
 
 
 def _each(path: Path, columns: tuple[str, ...], score: Callable[[Fields], Scored]) -> Iterator[Scored]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from planner.constraint import Constraint
+from planner.costing.assumptions import CONSTANTS
 from planner.errors import UnknownHardwareError
 from planner.graph import without_layer
-from planner.hardware import load_profile
+from planner.hardware import Constant, load_profile
 from planner.plan import Plan
 from planner.provenance import prices, total_error_pct
 from planner.units import format_gb, format_gib, format_ms
@@ -63,6 +64,21 @@ def _prices(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _price_lines(plan: Plan) -> list[str]:
+    """The same in words, a line per kind of work."""
+    try:
+        hardware = load_profile(plan.hardware_name)
+    except UnknownHardwareError as error:
+        return [f"where the times come from: {error.message}"]
+    found = prices(plan, hardware)
+    changed = "; its constants have changed since" if hardware.content_hash != plan.hardware_hash else ""
+    lines = [f"where the times come from ({plan.hardware_name}{changed}), in all ± {total_error_pct(found):.0f} %:"]
+    for price in found:
+        origin = "measured on this hardware" if price.measured else "in part of other hardware, or guessed"
+        lines.append(f"  {price.kind} {format_ms(price.us)} ± {price.error_pct:.0f} %: {price.rule}; {origin}")
+    return lines
+
+
 def summary(plan: Plan) -> str:
     report = plan.report
     proof = "proved optimal" if report.status == "optimal" else f"{report.status}, within {100 * report.gap:.2g} % of the bound"
@@ -105,11 +121,18 @@ def forecast_text(found: Forecasts) -> str:
     lines += [
         f"    {format_gib(s.num_bytes)}  {s.dtype}{list(s.shape)} {s.placements}  {s.key} ({s.category})" for s in memory.top[:3]
     ]
+    lines.append(f"  forecast constants: {', '.join(map(_constant_text, CONSTANTS.items()))}")
     if found.overlapped.missing_bytes:
         lines.append(
             f"  this does not fit: {format_gib(found.overlapped.missing_bytes)} too much; plan again with as much less --memory"
         )
     return "\n".join(lines)
+
+
+def _constant_text(named: tuple[str, Constant]) -> str:
+    name, constant = named
+    value = f"{constant.value:g}" if isinstance(constant.value, int | float) else "table"
+    return f"{name} {value} ({constant.kind})"
 
 
 def _step_text(found: Forecast) -> str:
@@ -136,7 +159,13 @@ def _with_note(constraint: Constraint) -> str:
 
 def details(plan: Plan) -> str:
     """Summary, constraints, and the placements of parameters and module outputs, equal layers once."""
-    lines = [summary(plan), "constraints:", *(f"  {_with_note(c)}" for c in plan.constraints), "placements (equal layers once):"]
+    lines = [
+        summary(plan),
+        *_price_lines(plan),
+        "constraints:",
+        *(f"  {_with_note(c)}" for c in plan.constraints),
+        "placements (equal layers once):",
+    ]
     groups: dict[tuple[str, str], list[str]] = {}
     for key, choice in plan.choices.items():
         text = ", ".join("-" if p is None else "".join(map(str, p)) for p in choice.outputs)

@@ -92,6 +92,9 @@ def test_another_models_graph_is_refused(folder: Path, bench: Workbench) -> None
 def test_a_step_that_does_not_fit_says_how_much_is_missing(folder: Path, bench: Workbench) -> None:
     found = forecasts(Plan.load(folder / "plan.json"), bench.graph)
     assert found.overlapped.missing_bytes == 0 and "too much" not in forecast_text(found)
+    constants = found.to_json()["overlapped"]["constants"]
+    assert all(constant["source"] and constant["kind"] for constant in constants.values())
+    assert all(f"{name} " in forecast_text(found) for name in constants)
     small = replace(found.overlapped, usable_bytes=found.overlapped.memory.reserved_bytes - 2**30)
     assert small.missing_bytes == 2**30
     assert "1.00 GiB too much" in forecast_text(Forecasts(found.serial, small))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import app.demo
-from planner.commands.describe import as_dict
+from planner.commands.describe import as_dict, details, summary
 from planner.hardware import load_profile
 from planner.plan import Plan
 from planner.provenance import UNMEASURED_PCT, Price, prices, total_error_pct
@@ -59,3 +59,12 @@ def test_show_says_where_numbers_come_from(plan: Plan) -> None:
 def test_a_changed_or_unknown_profile_is_said(plan: Plan) -> None:
     assert as_dict(replace(plan, hardware_hash="other"))["prices"]["profile_changed_since"] is True
     assert "unknown hardware" in as_dict(replace(plan, hardware_name="h900"))["prices"]["note"]
+
+
+def test_show_gives_each_kind_of_work_an_error_bar_in_words(plan: Plan) -> None:
+    found = prices(plan, load_profile(plan.hardware_name))
+    text = details(plan).removeprefix(summary(plan))
+    for price in found:
+        assert f"  {price.kind} " in text and f"± {price.error_pct:.0f} %: {price.rule}" in text
+    assert "its constants have changed since" in details(replace(plan, hardware_hash="other"))
+    assert "where the times come from: unknown hardware" in details(replace(plan, hardware_name="abacus"))

@@ -77,6 +77,14 @@ def test_every_row_is_scored_or_has_its_reason(folder: Path) -> None:
     }  # fmt: skip
 
 
+def test_files_that_hold_nothing_measured_say_so(tmp_path: Path) -> None:
+    (tmp_path / "memory_korthikanti_a100.csv").write_text("model,params_plus_optimizer_GiB\nGPT,45.56\n")
+    (tmp_path / "moe_grouped_gemm_h100_bf16.csv").write_text("latency_us\n10\n")
+    found = score_folder(tmp_path)
+    assert found.unknown_files == () and all(row.skipped for row in found.rows)
+    assert {row.category for row in found.rows} == {"memory by formula", "grouped matmul"}
+
+
 def test_command_prints_table_reasons_and_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["accuracy", str(folder)]) == 0
     text = capsys.readouterr().out
