@@ -339,7 +339,7 @@ class Solver:
         layers = {int(self._layer[node]) for node in pinned}
         if OUTSIDE in layers or len(layers) > 3 or not layers:
             return ()
-        found = []
+        found: list[np.ndarray] = []
         for width in _WINDOW_WIDTHS:
             near = {layer + step for layer in layers for step in range(-width, width + 1)}
             at_an_end = min(near) <= 0 or max(near) >= self._layer.max()
