@@ -5,7 +5,7 @@ These commands end early when nobody wants their answer any more, and the proces
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from planner import (
     BoundaryPlacement,
@@ -25,6 +25,13 @@ from planner.reasons import LocalPrice
 
 QUESTION_S = 30.0
 """Longest that an answer may take."""
+
+
+class Exposed(NamedTuple):
+    """Of a forecast: the step with communication beside compute; how long compute stands still for communication. µs."""
+
+    step_us: float
+    exposed_us: float
 
 
 class Answering:
@@ -59,6 +66,12 @@ class Answering:
         """What each legal placement costs at the op itself, all others staying as they are."""
         progress("price")
         return self.bench.local_prices(plan, key)
+
+    def exposed(self, progress: Any, plan: Plan) -> Exposed:
+        """The step with communication beside compute, and what of it is exposed."""
+        progress("forecast")
+        timeline = self.bench.timeline(plan)
+        return Exposed(timeline.step_us, timeline.exposed_total_us)
 
     def give_up(
         self, progress: Any, demands: tuple[Constraint, ...], memory_bytes: int | None, conflicts: tuple[str, ...]

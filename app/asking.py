@@ -38,6 +38,16 @@ def local_prices(found: Session, key: str) -> Job:
     return work.ask(found, "local_prices", (key,), found.document.plan, key)
 
 
+def exposed(found: Session, *, may_ask: bool) -> Job | None:
+    """The forecast of the plan that is open (`Exposed`): the job if it was asked for, which only happens when `may_ask`."""
+    assert found.document is not None
+    question = ("exposed", found.document.plan.plan_id)
+    known = found.questions.get(question)
+    if may_ask and found.running is None and (known is None or known.state == "cancelled"):
+        return work.ask(found, "exposed", (), found.document.plan)
+    return known
+
+
 def give_up(found: Session, conflicts: tuple[str, ...]) -> Job:
     """What solving again would bring without each member of a conflict (`Relaxation`s)."""
     document = found.document

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from app.owners import browser_mark
 from app.state import Session, workspace
 from app.view_models import pins as pins_model
 from app.view_models.pins import PinHistory, Pins
@@ -79,7 +80,7 @@ def store(found: Session) -> None:
         for plan in (document.base, document.plan):
             if plan is not None:
                 folder.save_plan(document.project, plan)
-        opened = pins_model.plan_event(document.plan, document.base, document.graph, document.memory_bytes)
+        opened = pins_model.plan_event(document.plan, document.base, document.graph, document.memory_bytes, browser_mark())
         folder.append_event(document.project, document.draft, opened)
         for pins in (*document.history.past, document.history.pins):
             folder.append_event(document.project, document.draft, pins_model.pins_event(pins))

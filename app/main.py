@@ -14,9 +14,11 @@ def main() -> None:
         sys.path.insert(0, ROOT)  # `streamlit run` puts only this file's folder there
     import streamlit as st
 
-    from app import opening, state, work
-    from app.components.pulse import end_mark
+    from app import opening, state, streamlit_compat, work
+    from app.components.headings import page_title
     from app.views import strip
+
+    streamlit_compat.hear_runs_out()
 
     st.set_page_config(page_title="Plan explorer", layout="wide")
     is_new, found = state.is_new(), state.session()
@@ -36,14 +38,11 @@ def main() -> None:
         found.arrived = False
         st.switch_page(pages["explorer"])
     state.write_address(found)
+    page_title(current.title)
     strip.draw(found)
-    try:
-        current.run()
-    except Exception:
-        end_mark(found.page)  # the page ends with its error
-        raise
+    current.run()
     st.session_state["page"] = current.title
-    end_mark(found.page)
+    found.drawn = True
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 import streamlit as st
 
 from app import work
+from app.owners import browser_mark, is_of_another
 from app.state import Document, Session, pool, select, show, workspace
 from app.view_models import demands
 from app.view_models import pins as pins_model
@@ -17,6 +18,7 @@ from planner import InputError, JointGraph, Plan, PlannerError, check_same_model
 
 DEMO = Path(__file__).parent / "demo"
 DEMO_GRAPH, DEMO_PLAN = DEMO / "llama3-8b.graph.json.gz", DEMO / "llama3-8b.plan.json.gz"
+COPY = "This is a copy of a draft from another browser: whoever began that one does not see what you change here."
 
 
 def open_first(found: Session) -> None:
@@ -83,13 +85,15 @@ def _open_last(found: Session) -> None:
 
 
 def _open_stored(found: Session, project: str, draft: str | None, plan_id: str | None, *, copy: bool = False) -> None:
-    """A draft (or a copy of it, if it belongs to whoever wrote it), or a plan alone."""
+    """A draft (or a copy of it: asked for, or because the draft was begun in another browser), or a plan alone."""
     folder = workspace()
     if draft is not None:
         log = pins_model.replay(folder.events(project, draft))
     else:
         data = folder.load_project(project)
         log = pins_model.Draft(plan=plan_id or "", graph=str(data.get("graph", "")))
+    foreign = draft is not None and is_of_another(log.owner, browser_mark())
+    copy = copy or foreign
     graph = folder.load_graph(project, log.graph)
     plan = folder.load_plan(project, log.plan)
     check_same_model(plan, graph)
@@ -101,6 +105,7 @@ def _open_stored(found: Session, project: str, draft: str | None, plan_id: str |
         memory_bytes=log.memory_bytes if draft is not None else budget_bytes(plan),
     )  # fmt: skip
     show(found, document, stored=draft is not None and not copy)
+    found.note = COPY if foreign else ""
 
 
 def _leave(found: Session) -> None:

@@ -18,10 +18,13 @@ from app.engine import PLANNER_ENGINE
 from app.jobs import Job, Running, WorkerPool
 from app.view_models.graph_messages import DrawnGraph
 from app.view_models.model_source import Folders, allowed_folders
+from app.view_models.overlapped import Overlapped
+from app.view_models.overlapped import overlapped as overlapped_events
 from app.view_models.pins import PinHistory
 from app.view_models.setup_form import SetupForm, form_of
 from app.workspace import Workspace, default_folder
-from planner import JointGraph, Plan, PlannerError, models, planned_graph
+from planner import JointGraph, Plan, PlannerError, hardware_profile, models, planned_graph
+from planner.forecast import forecast
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +74,7 @@ class Session:
         others: plans to compare with that are not in the project (recipes, other hardware, files), or why there is none.
         sweep: the sweep over mesh shapes, with its rows, running or ended.
         arrived: a new plan waits to be shown on the Explorer page.
-        page: number of the last run of the whole page; `wanted` is the first page that shows how the last job ended, and
-            `asked` when the last run began (monotonic seconds); `beat`, `answers_beat` the numbers of the browser's last beats;
-            `lost` how many pages in a row did not arrive.
+        has_news: a job has ended, and the whole page has not been drawn since; `drawn`: the page that was begun last is drawn.
     """
 
     document: Document | None = None
@@ -99,12 +100,8 @@ class Session:
     overlay: tuple[Any, Any] | None = None
     stored: bool = False
     arrived: bool = False
-    page: int = 0
-    wanted: int = 0
-    asked: float = 0.0
-    beat: float = 0.0
-    answers_beat: float = 0.0
-    lost: int = 0
+    has_news: bool = False
+    drawn: bool = False
 
 
 def is_new() -> bool:
@@ -140,6 +137,20 @@ def _drawn(fingerprint: str, model: str, _graph: JointGraph) -> DrawnGraph:
 
 def drawn(graph: JointGraph) -> DrawnGraph:
     return _drawn(graph.fingerprint, graph.request.model, graph)
+
+
+@st.cache_resource(max_entries=8, show_spinner=False)
+def _overlapped(plan_id: str, hardware_hash: str, fingerprint: str, _graph: JointGraph, _plan: Plan) -> Overlapped | PlannerError:
+    try:
+        timeline = forecast(_plan, _graph, hardware_profile(_plan.hardware_name)).timeline
+    except PlannerError as error:  # such as a plan that was priced with other constants: kept, as the answer stays the same
+        return error
+    return overlapped_events(_graph, _plan, timeline)
+
+
+def overlapped(graph: JointGraph, plan: Plan) -> Overlapped | PlannerError:
+    """The forecast of a plan with communication beside compute, or why there is none. `graph` is that of the plan."""
+    return _overlapped(plan.plan_id, plan.hardware_hash, graph.fingerprint, graph, plan)
 
 
 def workspace() -> Workspace:

@@ -27,8 +27,6 @@ from planner.sweep import SweepRequest
 SOLVE_LIMIT_S = 60.0
 SOLVES = ("start", "solve", "recipe", "what_if")
 """Kinds of jobs that have a plan to show before they end."""
-PATIENCE_S = 3.0
-"""A page that was asked for and has not arrived after this long is asked for again."""
 
 
 def _spec(document: Document) -> OpenSpec:
@@ -211,34 +209,22 @@ def stop_proof(found: Session) -> None:
 # ---- results -----------------------------------------------------------------------------------------------------------
 
 
-def poll(found: Session, shown: int | None = None) -> bool:
-    """Takes over the results of jobs that have ended. Whether the whole page must be drawn (again).
-
-    `shown` is the page that the browser has drawn, if it said so: a page that was drawn here can be lost on its way. It is
-    waited for, twice as long each time, so that a slow machine is not kept busy with pages that nobody sees.
-    """
+def poll(found: Session) -> bool:
+    """Takes over the results of jobs that have ended. Whether the whole page must be drawn for that."""
     _collect(found)
-    if found.page < found.wanted:
-        return True
-    if shown is None or shown >= found.page:
-        found.lost = 0 if shown is not None else found.lost
-        return False
-    lost = time.monotonic() - found.asked > PATIENCE_S * 2**found.lost
-    found.lost += lost
-    return lost
+    return found.has_news
 
 
 def begin_page(found: Session) -> None:
     """The whole page is being drawn, with the results of all jobs that have ended."""
     _collect(found)
-    found.page += 1
-    found.asked = time.monotonic()
+    found.has_news = found.drawn = False
 
 
 def _collect(found: Session) -> None:
     ended = [running for running in (found.running, found.proof) if running is not None and not running.job.active]
     for running in ended:
-        found.wanted = found.page + 1
+        found.has_news = True
         if running is found.running:
             found.running = None
             _take_over(found, running)

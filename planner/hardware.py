@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import InputError, UnknownHardwareError
+from planner.hardware_changes import changed, joined_name, split_name
 
 PROFILE_SCHEMA = 1
 PROFILE_FOLDER = Path(__file__).parent / "hardware_profiles"
@@ -246,11 +247,12 @@ def fabric_names() -> tuple[str, ...]:
 
 
 def load_profile(name: str) -> HardwareProfile:
-    """A profile by name, `h100_sxm`, with the network that it names; `h100_sxm+roce_8x400g` is the same with another network.
+    """A profile by name, `h100_sxm`, with the network that it names; `h100_sxm+roce_8x400g` is the same with another network,
+    `h100_sxm@link=2` with changed fields (`hardware_changes.py`).
 
-    Raises UnknownHardwareError listing what is known, InputError if a file is damaged.
+    Raises UnknownHardwareError listing what is known, InputError if a file is damaged or there is no such change.
     """
-    machine, _, fabric = name.partition("+")
+    machine, fabric, factors = split_name(name)
     if machine not in profile_names():
         raise UnknownHardwareError(f"unknown hardware {machine!r}", hint=f"Known: {', '.join(profile_names())}.")
     data = _with_base(_read(PROFILE_FOLDER / f"{machine}.toml"))
@@ -259,8 +261,8 @@ def load_profile(name: str) -> HardwareProfile:
     if fabric not in fabric_names():
         raise UnknownHardwareError(f"unknown fabric {fabric!r}", hint=f"Known: {', '.join(fabric_names())}.")
     whole = {**data, "fabric_name": fabric, "fabric": _read(FABRIC_FOLDER / f"{fabric}.toml")["fabric"]}
-    whole["name"] = machine if fabric == default else f"{machine}+{fabric}"
-    return HardwareProfile.from_dict(whole)
+    whole["name"] = joined_name(machine, "" if fabric == default else fabric, factors)
+    return HardwareProfile.from_dict(changed(whole, factors))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -82,21 +82,22 @@ def heat_strip(rows: Mapping[str, Mapping[str, float]], unit: str) -> go.Figure:
 
 
 def timeline(spans: Sequence[Span], lanes: Sequence[str], axis_names: tuple[str, ...]) -> go.Figure:
-    """One lane of compute, one per group of mesh axes. Communication is hatched: nothing runs beside it."""
+    """One lane of compute, one per group of mesh axes. What is exposed is hatched: compute stands still meanwhile."""
     figure = go.Figure()
-    for lane in lanes:
-        for phase in PHASES:
-            chosen = [span for span in spans if span.lane == lane and span.phase == phase]
-            if not chosen:
-                continue
-            colour = palette.COMPUTE[phase] if lane == COMPUTE else palette.axis_colour(lane, axis_names)
-            figure.add_bar(
-                y=[lane] * len(chosen), orientation="h", width=0.7, name=f"{lane}, {phase}",
-                x=[s.us / 1000 for s in chosen], base=[s.begin_us / 1000 for s in chosen],
-                marker={**palette.marker(colour, "" if lane == COMPUTE else "/"), "line": {"width": 0}},
-                customdata=[[s.text, f"{s.us / 1000:,.3f}", s.key] for s in chosen],
-                hovertemplate="%{customdata[0]}<br>%{customdata[1]} ms from %{base:,.2f} ms<extra></extra>",
-            )  # fmt: skip
+    groups: dict[tuple[str, str, bool], list[Span]] = {}
+    for span in spans:
+        groups.setdefault((span.lane, span.phase, span.is_exposed), []).append(span)
+    order = {lane: number for number, lane in enumerate(lanes)}
+    for (lane, phase, exposed), chosen in sorted(groups.items(), key=lambda g: (order[g[0][0]], PHASES.index(g[0][1]), g[0][2])):
+        colour = palette.COMPUTE[phase] if lane == COMPUTE else palette.axis_colour(lane, axis_names)
+        note = "" if lane == COMPUTE else ", exposed" if exposed else ", beside compute"
+        figure.add_bar(
+            y=[lane] * len(chosen), orientation="h", width=0.7, name=f"{lane}, {phase}{note}",
+            x=[round(s.us / 1000, 4) for s in chosen], base=[round(s.begin_us / 1000, 4) for s in chosen],
+            marker={**palette.marker(colour, "/" if exposed else ""), "line": {"width": 0}},
+            customdata=[[s.text, f"{s.us / 1000:,.3f} ms{note}", s.key] for s in chosen],
+            hovertemplate="%{customdata[0]}<br>%{customdata[1]} from %{base:,.2f} ms<extra></extra>",
+        )  # fmt: skip
     for phase in PHASES:
         begin = min((span.begin_us for span in spans if span.phase == phase), default=None)
         if begin is not None:

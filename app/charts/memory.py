@@ -43,44 +43,51 @@ def categories(parts: Sequence[tuple[str, int]], limits: Mapping[str, int]) -> g
     return figure
 
 
+def unit_of(num_bytes: float) -> tuple[float, str]:
+    """(bytes, name) of the unit for an axis that reaches so far."""
+    return (GIB, "GiB") if num_bytes >= 0.1 * GIB else (2**20, "MiB")
+
+
 def saved(rows: Mapping[str, int], by: str) -> go.Figure:
     """Bytes of saved activations: columns per layer, or rows per module."""
-    names, sizes = list(rows), [size / GIB for size in rows.values()]
+    unit, unit_name = unit_of(max(rows.values(), default=0))
+    names, sizes = list(rows), [size / unit for size in rows.values()]
     colour = palette.CATEGORIES["saved activations"]
     if by == "layer":
         figure = go.Figure(
             go.Bar(x=[n.removeprefix("layer ") for n in names], y=sizes, marker={"color": colour},
-                   hovertemplate="%{x}: %{y:,.3f} GiB<extra></extra>")
+                   hovertemplate=f"%{{x}}: %{{y:,.3f}} {unit_name}<extra></extra>")
         )  # fmt: skip
         figure.update_xaxes(type="category")
-        figure.update_yaxes(title="GiB")
+        figure.update_yaxes(title=unit_name)
         return palette.finish(figure, height=300, x_title="layer", legend=False)
     figure = go.Figure(
         go.Bar(y=names, x=sizes, orientation="h", marker={"color": colour}, text=[size_text(size) for size in rows.values()],
-               textposition="outside", cliponaxis=False, hovertemplate="%{y}: %{x:,.3f} GiB<extra></extra>")
+               textposition="outside", cliponaxis=False, hovertemplate=f"%{{y}}: %{{x:,.3f}} {unit_name}<extra></extra>")
     )  # fmt: skip
     figure.update_yaxes(autorange="reversed", type="category")
-    figure.update_xaxes(range=[0, 1.2 * max(sizes, default=1.0)])
-    return palette.finish(figure, height=70 + 24 * len(names), x_title="GiB per device", legend=False)
+    figure.update_xaxes(range=[0, 1.45 * max(sizes, default=1.0)])
+    return palette.finish(figure, height=70 + 24 * len(names), x_title=f"{unit_name} per device", legend=False)
 
 
 def live(curve: Curve, limit_bytes: int | None) -> go.Figure:
     """Bytes held over the order of the ops: what stays all step below, saved activations on it; limit and peak marked."""
     last = curve.last + 1
+    unit, name = unit_of(curve.peak_bytes)
     nodes, held = [*curve.nodes, last], [*curve.num_bytes, curve.num_bytes[-1]]
-    constant = curve.constant_bytes / GIB
+    constant = curve.constant_bytes / unit
     keys = [*curve.keys, curve.keys[-1]]
     figure = go.Figure()
     figure.add_scatter(
         x=[0, last], y=[constant, constant], fill="tozeroy", mode="lines", name="parameters, gradients, optimizer state",
-        line={"color": palette.CATEGORIES["parameters"], "width": 1}, hovertemplate="%{y:,.2f} GiB all step<extra></extra>",
+        line={"color": palette.CATEGORIES["parameters"], "width": 1}, hovertemplate=f"%{{y:,.2f}} {name} all step<extra></extra>",
     )  # fmt: skip
     figure.add_scatter(
-        x=nodes, y=[constant + size / GIB for size in held], fill="tonexty", name="saved activations on top",
+        x=nodes, y=[constant + size / unit for size in held], fill="tonexty", name="saved activations on top",
         mode="lines+markers",  # a line without points cannot be clicked
         marker={"opacity": 0}, selected={"marker": {"opacity": 1, "size": 8}}, unselected={"marker": {"opacity": 0}},
         line={"color": palette.CATEGORIES["saved activations"], "shape": "hv", "width": 1.5}, customdata=keys,
-        hovertemplate="%{y:,.2f} GiB from<br>%{customdata}<extra></extra>",
+        hovertemplate=f"%{{y:,.2f}} {name} from<br>%{{customdata}}<extra></extra>",
     )  # fmt: skip
     figure.add_vline(x=curve.backward, line={"width": 1, "dash": "dot", "color": "#888888"})
     figure.add_annotation(
@@ -89,18 +96,20 @@ def live(curve: Curve, limit_bytes: int | None) -> go.Figure:
     figure.add_annotation(
         x=curve.backward, y=0, yref="paper", yanchor="bottom", text="forward ", showarrow=False, xanchor="right"
     )
-    peak = curve.peak_bytes / GIB
-    figure.add_annotation(x=curve.peak_node, y=peak, text=f"peak {peak:,.2f} GiB", showarrow=True, arrowhead=2, ax=60, ay=-22)
-    limit = limit_bytes / GIB if limit_bytes is not None else 0.0
+    peak = curve.peak_bytes / unit
+    figure.add_annotation(
+        x=curve.peak_node, y=peak, text=f"peak {size_text(curve.peak_bytes)}", showarrow=True, arrowhead=2, ax=60, ay=-22
+    )
+    limit = limit_bytes / unit if limit_bytes is not None else 0.0
     if 0 < limit <= FAR * peak:
         figure.add_hline(
-            y=limit, line={"color": palette.LIMIT, "width": 2}, annotation={"text": f"budget {limit:,.1f} GiB"},
-            annotation_position="top left",
+            y=limit, line={"color": palette.LIMIT, "width": 2}, annotation_position="top left",
+            annotation={"text": f"budget {(limit_bytes or 0) / GIB:,.1f} GiB"},
         )  # fmt: skip
     elif limit:
-        note = f"budget {limit:,.1f} GiB, far above ↑"
+        note = f"budget {(limit_bytes or 0) / GIB:,.1f} GiB, far above ↑"
         figure.add_annotation(x=0, xref="paper", y=1, yref="paper", text=note, showarrow=False, xanchor="left", yanchor="top")
-    figure.update_yaxes(title="GiB per device", range=[0, 1.15 * max(peak, limit if limit <= FAR * peak else 0.0) or 1.0])
+    figure.update_yaxes(title=f"{name} per device", range=[0, 1.15 * max(peak, limit if limit <= FAR * peak else 0.0) or 1.0])
     figure = palette.finish(figure, height=340, x_title="ops in the order of the step")
     figure.update_layout(hovermode="x", clickmode="event+select")
     return figure

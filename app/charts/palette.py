@@ -21,6 +21,8 @@ HEAT = [[0.0, "rgba(99,102,241,0.06)"], [1.0, "rgba(99,102,241,1)"]]
 
 
 def axis_colour(lane: str, axis_names: tuple[str, ...]) -> str:
+    """Of mesh axes, whose links may be named after a comma."""
+    lane = lane.partition(",")[0]
     return AXES[axis_names.index(lane) % len(AXES)] if lane in axis_names else GROUP
 
 

@@ -15,8 +15,13 @@ PAGE_STYLE = """
 <style>
 [data-testid="stMainBlockContainer"] { padding: 4.1rem 1.6rem 2rem; }
 [data-testid="stVerticalBlock"] { gap: 0.7rem; }
+[data-testid="stMainBlockContainer"] h3 { font-size: 15px; font-weight: 600; padding: 0.35rem 0 0; }
+[data-testid="stCaptionContainer"], [data-testid="stCaptionContainer"] p { color: light-dark(#5a5c68, #a8a9b3); }
+.js-plotly-plot .xtick text, .js-plotly-plot .ytick text, .js-plotly-plot .g-xtitle text, .js-plotly-plot .g-ytitle text,
+.js-plotly-plot .annotation text { fill: light-dark(#5a5c68, #b4b5be) !important; }
+[data-testid="stBaseButton-primary"] { color: light-dark(#ffffff, #0e1117); }
 .st-key-panel.st-key-panel { max-height: max(440px, calc(100vh - 205px)); overflow-y: auto; scrollbar-width: thin; }
-[class*="st-key-pulse"], [data-testid="stElementContainer"]:has(.page-end) { position: absolute; }
+[class*="st-key-pulse"] { position: absolute; }
 </style>
 """
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from app.view_models.placements import placements_text
 from app.view_models.status import GB, Quantity
 from planner import JointGraph, Plan, hardware_names, hardware_profile, layer_of, without_layer
+from planner.hardware_changes import split_name
 from planner.provenance import Price, prices
 
 UNITS = ("GB", "ms", "count")
@@ -104,6 +105,7 @@ class Hotspot:
     us: float
     bus_bytes_per_s: float
     box: str
+    exposed_us: float = 0.0
 
 
 def calls_of(graph: JointGraph, plan: Plan) -> tuple[Call, ...]:
@@ -227,23 +229,24 @@ def short(value: float) -> str:
     return f"{value:,.2f}" if value >= 0.1 else f"{value:.3f}" if value >= 0.001 else "<0.001"
 
 
-def hotspots(calls: Iterable[Call]) -> tuple[Hotspot, ...]:
-    """Groups of alike calls, the dearest first."""
+def hotspots(calls: Iterable[Call], exposed_us: Mapping[Call, float] | None = None) -> tuple[Hotspot, ...]:
+    """Groups of alike calls, the dearest first. `exposed_us`: of each call, as far as it is known."""
     groups: dict[tuple[str, ...], list[Call]] = {}
     for call in calls:
         key = (call.module_name, call.kind, call.axis, call.phase, call.source, call.target)
         groups.setdefault(key, []).append(call)
-    return tuple(sorted((_hotspot(key, group) for key, group in groups.items()), key=lambda spot: (-spot.us, spot.module)))
+    found = (_hotspot(key, group, exposed_us or {}) for key, group in groups.items())
+    return tuple(sorted(found, key=lambda spot: (-spot.us, spot.module)))
 
 
-def _hotspot(key: tuple[str, ...], group: list[Call]) -> Hotspot:
+def _hotspot(key: tuple[str, ...], group: list[Call], exposed_us: Mapping[Call, float]) -> Hotspot:
     us = sum(call.us for call in group)
     carried = sum(call.num_bytes * TRAFFIC_FACTOR[call.kind](call.ranks) for call in group)
     module, kind, axis, phase, source, target = key
     return Hotspot(
         module=module, kind=kind, axis=axis, phase=phase, source=source, target=target, count=len(group),
         num_bytes=sum(call.num_bytes for call in group), us=us, bus_bytes_per_s=carried / us * 1e6 if us else 0.0,
-        box=max(group, key=lambda call: call.us).box,
+        box=max(group, key=lambda call: call.us).box, exposed_us=sum(exposed_us.get(call, 0.0) for call in set(group)),
     )  # fmt: skip
 
 
@@ -252,7 +255,7 @@ def flows(calls: Iterable[Call]) -> tuple[Hotspot, ...]:
     groups: dict[tuple[str, ...], list[Call]] = {}
     for call in calls:
         groups.setdefault(("", call.kind, call.axis, "", call.axis_source, call.axis_target), []).append(call)
-    return tuple(sorted((_hotspot(key, group) for key, group in groups.items()), key=lambda f: (f.axis, -f.num_bytes)))
+    return tuple(sorted((_hotspot(key, group, {}) for key, group in groups.items()), key=lambda f: (f.axis, -f.num_bytes)))
 
 
 def quantities(plan: Plan, calls: Iterable[Call]) -> tuple[Quantity, ...]:
@@ -285,7 +288,7 @@ def price_sources(plan: Plan) -> tuple[Quantity, ...]:
 
     Empty if this installation has not the hardware profile of the plan.
     """
-    if plan.hardware_name.partition("+")[0] not in hardware_names():
+    if split_name(plan.hardware_name)[0] not in hardware_names():
         return ()
     found = prices(plan, hardware_profile(plan.hardware_name))
     return tuple(_price(price, plan) for price in found if price.kind.partition(" ")[0] in TRAFFIC_FACTOR)

@@ -242,7 +242,7 @@ def parameters(a: Plan, b: Plan) -> dict[str, list[str]]:
     rows = sorted(found.items(), key=lambda item: item[0][1] == item[0][2])
     return {
         "": ["differs" if row[1] != row[2] else "" for row, _ in rows],
-        "parameter": [row[0] for row, _ in rows], "×": [f"×{count}" for _, count in rows],
+        "×": [f"×{count}" for _, count in rows], "parameter": [row[0] for row, _ in rows],
         "A": [row[1] for row, _ in rows], "B": [row[2] for row, _ in rows],
     }  # fmt: skip
 

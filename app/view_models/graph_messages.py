@@ -189,12 +189,19 @@ def overlay_message(
     })  # fmt: skip
 
 
+def traffic_text(num_bytes: int) -> str:
+    """`4.2 MB`, `131 kB`: powers of ten, as bandwidths are given."""
+    if num_bytes >= 100_000:
+        return f"{num_bytes / MB:,.1f} MB"
+    return f"{num_bytes / 1000:,.1f} kB" if num_bytes >= 1000 else f"{num_bytes} B"
+
+
 def step_text(plan: Plan, step: Any) -> str:
     """`all_gather dp 4.2 MB` or `slice (local)`"""
     if step.collective is None:
         return "slice (local)"
     c = step.collective
-    return f"{c.kind} {plan.axes_text(c.axes)} {c.full_bytes / MB:,.1f} MB"
+    return f"{c.kind} {plan.axes_text(c.axes)} {traffic_text(c.full_bytes)}"
 
 
 def axis_groups(plan: Plan) -> list[str]:

@@ -150,24 +150,26 @@ def pinned_keys(graph: JointGraph, pins: Iterable[Constraint]) -> tuple[dict[str
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """What a log adds up to. `memory_bytes` is the budget asked for, None for that of the hardware."""
+    """What a log adds up to. `memory_bytes` is the budget asked for, None for that of the hardware; `owner` marks the browser
+    that began it, "" if that is not known."""
 
     history: PinHistory = PinHistory()
     plan: str = ""
     base: str = ""
     graph: str = ""
     memory_bytes: int | None = None
+    owner: str = ""
 
 
 def pins_event(pins: Pins) -> dict[str, Any]:
     return {"event": "pins", "pins": [pin.to_json() for pin in pins]}
 
 
-def plan_event(plan: Plan, base: Plan | None, graph: JointGraph, memory_bytes: int | None) -> dict[str, Any]:
-    """A plan was opened or solved; `base` is what it is compared with."""
+def plan_event(plan: Plan, base: Plan | None, graph: JointGraph, memory_bytes: int | None, owner: str = "") -> dict[str, Any]:
+    """A plan was opened (by `owner`) or solved; `base` is what it is compared with."""
     return {
         "event": "plan", "plan": plan.plan_id, "base": base.plan_id if base else "", "graph": graph.fingerprint,
-        "mesh": str(plan.mesh), "memory_bytes": memory_bytes,
+        "mesh": str(plan.mesh), "memory_bytes": memory_bytes, **({"owner": owner} if owner else {}),
     }  # fmt: skip
 
 
@@ -186,7 +188,7 @@ def replay(events: Iterable[Mapping[str, Any]]) -> Draft:
                 mesh = Mesh.parse(event["mesh"])
                 draft = replace(
                     draft, plan=str(event["plan"]), base=str(event["base"]), graph=str(event["graph"]),
-                    memory_bytes=event["memory_bytes"],
+                    memory_bytes=event["memory_bytes"], owner=draft.owner or str(event.get("owner", "")),
                 )  # fmt: skip
             elif kind == "pins" and mesh is not None:
                 pins = tuple(_pin(data, mesh) for data in event["pins"])

@@ -34,6 +34,9 @@ tr + tr td { border-top: 1px solid color-mix(in srgb, currentColor 15%, transpar
 td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .strip { display: flex; flex-wrap: wrap; gap: 4px 24px; margin: 12px 0; } .soft { opacity: .72; }
 .bar { background: #6366f1; height: 9px; margin-top: 6px; border-radius: 2px; min-width: 1px; }
+@media print { :root { color-scheme: light; } body { max-width: none; margin: 0; } tr { break-inside: avoid; }
+  h2 { break-after: avoid; }
+  .bar { print-color-adjust: exact; } }
 .notice { border-left: 4px solid #d97706; padding: 4px 12px; } code { font-size: 12.5px; }
 """
 
@@ -64,7 +67,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence
     """All cells are text; `numbers` are the columns that stand at the right."""
 
     def line(tag: str, cells: Sequence[str]) -> str:
-        made = (f"<{tag}{' class=n' if at in numbers else ''}>{escape(cell)}</{tag}>" for at, cell in enumerate(cells))
+        scope = " scope=col" if tag == "th" else ""
+        made = (f"<{tag}{scope}{' class=n' if at in numbers else ''}>{escape(cell)}</{tag}>" for at, cell in enumerate(cells))
         return f"<tr>{''.join(made)}</tr>"
 
     return f"<table>{line('th', head) if any(head) else ''}{''.join(line('td', row) for row in rows)}</table>"
@@ -105,7 +109,7 @@ def _demands(plan: Plan) -> str:
     rows = [(headline(d), where_of(d), " or ".join(options_of(d)), note_of(d)) for d in demands]
     rows += [("boundary of the model", b.where, placements_text(b.placements), "") for b in boundaries]
     said = _table(("constraint", "where", "placement", "reason"), rows) if rows else _p("None but the memory limit.")
-    return _section(f"Pins and other constraints ({len(demands)})", said)
+    return _section(f"Pins and other constraints ({len(demands)} of your own)", said)
 
 
 def _memory(plan: Plan) -> str:

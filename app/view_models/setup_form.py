@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from app.view_models.hardware_change import fabric_choice
 from app.view_models.model_source import Folders, problem_of
-from app.view_models.status import budget_bytes
-from planner import InputError, Mesh, ModelRequest, Plan, PlannerError, PlanRequest, check_batch, parse_bytes
+from app.view_models.status import GB, budget_bytes
+from planner import InputError, Mesh, ModelRequest, Plan, PlannerError, PlanRequest, check_batch, hardware_profile, parse_bytes
+from planner.hardware_changes import joined_name, split_name
 
 T = TypeVar("T")
 OPTIMIZERS = ("adamw", "sgd", "none")
@@ -19,7 +22,8 @@ CHECKPOINTS = ("auto", "none", "full")
 
 @dataclass(frozen=True, kw_only=True)
 class SetupForm:
-    """The fields as typed. Empty text means the default: of the model for sizes, of the hardware for memory."""
+    """The fields as typed. Empty text means the default: of the model for sizes, of the hardware for memory, network and devices
+    per node."""
 
     model: str = "llama3-8b"
     custom_model: str = ""
@@ -29,6 +33,8 @@ class SetupForm:
     precision: str = "bf16-mixed"
     mesh: str = "dp=8,tp=8"
     hardware: str = "h100_sxm"
+    network: str = ""
+    gpus_per_node: str = ""
     optimizer: str = "adamw"
     memory: str = ""
     checkpoint: str = "auto"
@@ -51,11 +57,15 @@ def form_of(plan: Plan, memory_bytes: int | None, samples: tuple[str, ...]) -> S
     """The form that would ask for this plan again."""
     request = plan.request
     is_sample = request.model in samples
+    machine, network, factors = split_name(plan.hardware_name)
+    usual = plan.gpus_per_node == hardware_profile(plan.hardware_name).gpus_per_node
     return SetupForm(
         model=request.model if is_sample else (samples[0] if samples else ""),
         custom_model="" if is_sample else request.model,
         batch=_text(request.batch), seq=_text(request.seq), layers=_text(request.layers), precision=request.precision,
-        mesh=str(plan.mesh), hardware=plan.hardware_name, optimizer=plan.memory_policy.optimizer,
+        mesh=str(plan.mesh), hardware=joined_name(machine, "", factors), network=network,
+        gpus_per_node="" if usual else str(plan.gpus_per_node),
+        optimizer=plan.memory_policy.optimizer,
         memory="" if memory_bytes is None else f"{memory_bytes / 2**30:g}GiB", checkpoint=plan.checkpoint,
     )  # fmt: skip
 
@@ -65,6 +75,7 @@ def read(form: SetupForm, folders: Folders = None) -> FormResult:
     errors: dict[str, str] = {}
     numbers = {name: _number(getattr(form, name), name, errors) for name in ("batch", "seq", "layers")}
     mesh = _try(errors, "mesh", lambda: Mesh.parse(form.mesh))
+    per_node = _number(form.gpus_per_node, "gpus_per_node", errors, "the hardware")
     memory = _try(errors, "memory", lambda: parse_bytes(form.memory)) if form.memory.strip() else None
     limit = _seconds(form.time_limit, errors)
     problem = problem_of(form.model_id, folders)
@@ -74,8 +85,9 @@ def read(form: SetupForm, folders: Folders = None) -> FormResult:
         return FormResult(request=None, errors=errors)
     request = PlanRequest(
         model=ModelRequest(model=form.model_id, precision=form.precision, **numbers),
-        mesh=mesh, hardware=form.hardware, memory_bytes=memory, optimizer=form.optimizer, time_limit_s=limit,
-        checkpoint=form.checkpoint,
+        mesh=mesh, hardware=fabric_choice(form.hardware, form.network), memory_bytes=memory, optimizer=form.optimizer,
+        time_limit_s=limit,
+        checkpoint=form.checkpoint, gpus_per_node=per_node or hardware_profile(form.hardware).gpus_per_node,
     )  # fmt: skip
     if _try(errors, "batch", lambda: check_batch(request) or True) is None:
         return FormResult(request=None, errors=errors)
@@ -89,6 +101,21 @@ def stages_to_run(request: PlanRequest, open_plan: Plan | None) -> tuple[str, ..
     return later if keep else ("trace", *later)
 
 
+def links_text(request: PlanRequest) -> str:
+    """Which mesh axes stay inside a node and which cross the network, with the peak rates of the links."""
+    profile, mesh = hardware_profile(request.hardware), request.mesh
+    per_node = request.gpus_per_node
+    spans = {name: math.prod(mesh.axis_sizes[i:]) for i, name in enumerate(mesh.axis_names)}
+    near = [name for name, span in spans.items() if span <= per_node]
+    far = [name for name, span in spans.items() if span > per_node]
+    link = profile.constants["node.link_bytes_per_s"].value / GB
+    texts = [
+        f"{', '.join(near)} inside a node of {per_node}, {link:,.0f} GB/s per device" if near else "",
+        f"{', '.join(far)} across nodes, {profile.fabric.nic_bytes_per_s / GB:,.0f} GB/s per device" if far else "",
+    ]
+    return f"{'; '.join(text for text in texts if text)}. {profile.title}."
+
+
 def budget_text(plan: Plan) -> str:
     budget = budget_bytes(plan)
     return "none" if budget is None else f"{budget / 2**30:.1f} GiB"
@@ -98,11 +125,11 @@ def _text(value: int | None) -> str:
     return "" if value is None else str(value)
 
 
-def _number(text: str, name: str, errors: dict[str, str]) -> int | None:
+def _number(text: str, name: str, errors: dict[str, str], whose: str = "the model") -> int | None:
     if not text.strip():
         return None
     if not re.fullmatch(r"\s*\d{1,9}\s*", text) or int(text) < 1:
-        errors[name] = f"{text.strip()!r} is not a whole number from 1 up. Leave it empty for the default of the model."
+        errors[name] = f"{text.strip()!r} is not a whole number from 1 up. Leave it empty for the default of {whose}."
         return None
     return int(text)
 

@@ -8,6 +8,7 @@ from app.view_models.demands import Demands as Pins
 from app.view_models.demands import num_changed
 from app.view_models.proofs import gap_text
 from planner import MemoryBudget, Plan
+from planner.hardware_changes import split_name
 
 GIB, MIB, GB, MB = 2**30, 2**20, 10**9, 10**6
 
@@ -79,14 +80,25 @@ def state(plan: Plan, pins: Pins, *, infeasible: bool, proving: bool = False) ->
     return gap_text(plan) + (", proof running" if proving else ", not proved"), "plain"
 
 
-def strip(plan: Plan, base: Plan | None, pins: Pins, *, infeasible: bool = False, proving: bool = False) -> Strip:
+def strip(
+    plan: Plan,
+    base: Plan | None,
+    pins: Pins,
+    *,
+    infeasible: bool = False,
+    proving: bool = False,
+    exposed: tuple[float, float] | None = None,
+    base_exposed: tuple[float, float] | None = None,
+) -> Strip:
+    """`exposed`: step and exposed communication of the overlapped forecast in µs, if they are known yet."""
     verdict_text, verdict_tone = verdict(plan)
+    changes = ", ".join(f"{field} ×{factor:g}" for field, factor in split_name(plan.hardware_name)[2].items())
     state_text, state_tone = state(plan, pins, infeasible=infeasible, proving=proving)
     return Strip(
-        title=f"{plan.request.model} / plan {plan.plan_id[:7]}",
+        title=f"{plan.request.model} / plan {plan.plan_id[:7]}" + (f", with {changes}" if changes else ""),
         base=f"base plan {base.plan_id[:7]}" if base else "",
         verdict=verdict_text, verdict_tone=verdict_tone, state=state_text, state_tone=state_tone,
-        quantities=(*_times(plan, base), _peak(plan, base), *_volumes(plan, base)),
+        quantities=(*_times(plan, base), *_overlapped(plan, exposed, base_exposed), _peak(plan, base), *_volumes(plan, base)),
     )  # fmt: skip
 
 
@@ -103,6 +115,20 @@ def _times(plan: Plan, base: Plan | None) -> tuple[Quantity, ...]:
             delta=(getattr(plan, name) - getattr(base, name)) / 1000 if base else None,
         )
         for label, name, text in rows
+    )  # fmt: skip
+
+
+def _overlapped(plan: Plan, now: tuple[float, float] | None, before: tuple[float, float] | None) -> tuple[Quantity, ...]:
+    if now is None:
+        return ()
+    model = f"forecast on {plan.hardware_name}: event simulation of compute, links and the issuing CPU"
+    rows = (("overlapped step", model), ("exposed comm", f"{model}; time that compute stands still for communication"))
+    return tuple(
+        Quantity(
+            label=label, value=now[n] / 1000, unit="ms", source=source, digits=1 if plan.objective_us >= 10_000 else 3,
+            delta=(now[n] - before[n]) / 1000 if before else None,
+        )
+        for n, (label, source) in enumerate(rows)
     )  # fmt: skip
 
 

@@ -1,9 +1,10 @@
-"""The plan as a sequence of events: one thing after the other in the order of the program. Predicted, serial, no overlap."""
+"""The step as events in lanes, drawn and written as a trace. Here also: in series, one thing after the other. All predicted."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from app.view_models.placements import placements_text
@@ -11,6 +12,14 @@ from planner import JointGraph, Plan, layer_of
 
 COMPUTE, LOCAL = "compute", "slice (local)"
 PHASES = ("forward", "backward", "optimizer")
+SERIAL_KIND = "predicted, not a trace: serial, no overlap"
+OVERLAPPED_KIND = "predicted, not a trace: overlapped, as scheduled"
+
+TOUCHING_US = 1.0
+"""Compute events with less between them are drawn as one."""
+
+Piece = tuple[float, float]
+"""Begin and length of a part of an event, in µs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +31,7 @@ class Event:
         name: op or collective; `key` the op, or the first reader of a redistributed tensor.
         phase: one of PHASES.
         begin_us, us: when it begins and how long it takes.
+        exposed: the parts of a collective during which compute stands still for it.
         detail: bytes, placements and what else the reader of a trace wants to know.
     """
 
@@ -33,6 +43,7 @@ class Event:
     begin_us: float
     us: float
     detail: dict[str, Any]
+    exposed: tuple[Piece, ...] = ()
 
 
 def serial(graph: JointGraph, plan: Plan) -> tuple[Event, ...]:
@@ -47,7 +58,7 @@ def serial(graph: JointGraph, plan: Plan) -> tuple[Event, ...]:
     def add(events: list[Event]) -> None:
         nonlocal clock
         for event in events:
-            found.append(Event(**{**event.__dict__, "begin_us": clock}))
+            found.append(replace(event, begin_us=clock, exposed=((clock, event.us),) if event.lane != COMPUTE else ()))
             clock += event.us
 
     for index, node in enumerate(graph.nodes):
@@ -98,7 +109,7 @@ def lanes(events: tuple[Event, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Neighbouring compute events of one layer and phase drawn as one bar, or one collective."""
+    """Neighbouring compute events of one layer and phase drawn as one bar, or a part of a collective."""
 
     lane: str
     text: str
@@ -106,29 +117,46 @@ class Span:
     phase: str
     begin_us: float
     us: float
+    is_exposed: bool = False
 
 
 def spans(events: tuple[Event, ...]) -> tuple[Span, ...]:
     """What is drawn; sums are those of the events."""
     found: list[Span] = []
     for event in events:
-        last = found[-1] if found else None
+        found.extend(_pieces(event) if event.lane != COMPUTE else ())
+    computed = sorted((event for event in events if event.lane == COMPUTE), key=lambda event: event.begin_us)
+    whole: list[Span] = []
+    for event in computed:
         layer = layer_of(event.module)
-        place = "outside layers" if layer is None else f"layer {layer}"
-        text = f"{place}, {event.phase}" if event.lane == COMPUTE else f"{event.name} for {event.key}"
-        if last is not None and last.lane == event.lane == COMPUTE and last.text == text:
-            found[-1] = Span(
-                lane=last.lane, text=text, key=last.key, phase=last.phase, begin_us=last.begin_us, us=last.us + event.us
-            )
+        text = f"{'outside layers' if layer is None else f'layer {layer}'}, {event.phase}"
+        last = whole[-1] if whole else None
+        if last is not None and last.text == text and event.begin_us - last.begin_us - last.us < TOUCHING_US:
+            whole[-1] = replace(last, us=event.begin_us + event.us - last.begin_us)
         else:
-            found.append(Span(lane=event.lane, text=text, key=event.key, phase=event.phase, begin_us=event.begin_us, us=event.us))
-    return tuple(found)
+            whole.append(Span(lane=COMPUTE, text=text, key=event.key, phase=event.phase, begin_us=event.begin_us, us=event.us))
+    return (*whole, *found)
 
 
-def chrome_trace(events: tuple[Event, ...], plan: Plan) -> str:
+def _pieces(event: Event) -> list[Span]:
+    """The event cut into what is exposed and what is not."""
+    ends = [time for begin, us in event.exposed for time in (begin, begin + us)]
+    cuts = [event.begin_us, *ends, event.begin_us + event.us]
+    text = f"{event.name} {'of' if 'reads' in event.detail else 'for'} {event.key}"
+    return [
+        Span(
+            lane=event.lane, text=text, key=event.key, phase=event.phase, begin_us=begin, us=end - begin,
+            is_exposed=number % 2 == 1,
+        )
+        for number, (begin, end) in enumerate(pairwise(cuts))
+        if end - begin > 1e-6
+    ]  # fmt: skip
+
+
+def chrome_trace(events: tuple[Event, ...], plan: Plan, kind: str = SERIAL_KIND) -> str:
     """Trace Event Format, as Perfetto and chrome://tracing read it; times in µs. The same plan gives the same text."""
     number = {lane: n for n, lane in enumerate(lanes(events))}
-    process = f"{plan.request.model} on {plan.mesh}, plan {plan.plan_id}: predicted, serial, no overlap"
+    process = f"{plan.request.model} on {plan.mesh}, plan {plan.plan_id}: {kind}"
     rows: list[dict[str, Any]] = [{"ph": "M", "pid": 0, "tid": 0, "name": "process_name", "args": {"name": process}}]
     for lane, tid in number.items():
         rows.append({"ph": "M", "pid": 0, "tid": tid, "name": "thread_name", "args": {"name": lane}})
@@ -140,6 +168,5 @@ def chrome_trace(events: tuple[Event, ...], plan: Plan) -> str:
         }
         for e in events
     ]  # fmt: skip
-    kind = "predicted, not a trace: serial, no overlap"
     facts = {"kind": kind, "plan": plan.plan_id, "hardware": plan.hardware_name, "mesh": str(plan.mesh)}
     return json.dumps({"traceEvents": rows, "displayTimeUnit": "ms", "otherData": facts}, separators=(",", ":"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from app import asking, state, work
+from app import asking, state
 from app.components import answers as html
 from app.components.markup import plain
 from app.components.pulse import pulse
@@ -41,11 +41,7 @@ def draw(key: str, where: str, options: tuple[str, ...], now: str, placement: st
         )
     waiting = [job, _why(found, key, where, now, placement)]
     if any(one is not None and one.active for one in waiting):
-        beat = pulse(f"answers {key}", page=found.page, busy=True)
-        if beat is not None and beat.number != found.answers_beat:
-            found.answers_beat = beat.number
-            if work.poll(found, beat.page):  # this fragment's beats can cost a page too: it is drawn again
-                st.rerun()
+        pulse(f"answers {key}")
 
 
 def _why(found: state.Session, key: str, where: str, now: str, placement: str) -> Job | None:

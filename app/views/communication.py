@@ -9,14 +9,27 @@ import streamlit as st
 from app import state
 from app.charts import communication as charts
 from app.components import markup, tables
+from app.components.headings import heading
 from app.components.markup import plain
-from app.view_models import communication, timeline
+from app.view_models import communication, overlapped, timeline
 from app.view_models.communication import Call, Filter
+from app.view_models.overlapped import Overlapped
+from app.view_models.setup_form import describe
 from app.views.problems import no_plan
+from planner import PlannerError
 
 ALL = "all"
 FILTERS = {"axis": "comm_axis", "kind": "comm_kind", "layer": "comm_layer", "module": "comm_module"}
 VIEWS = ("Layers", "Timeline")
+AS_SCHEDULED, SERIAL = "as scheduled", "in series"
+HOW = "Drag to zoom, double-click for all, click to select an op."
+OVERLAPPED_TEXT = (
+    f"Predicted, not a trace: overlapped, in the order of the exported file. Exposed communication is hatched. {HOW}"
+)
+SERIAL_TEXT = (
+    "Predicted, not a trace: serial, no overlap. The whole step in the order of the program, one thing after the other; "
+    f"communication is hatched, all of it exposed. {HOW}"
+)
 CHART = {"displayModeBar": False, "scrollZoom": False}
 
 
@@ -46,17 +59,18 @@ def _communication() -> None:
         return
     left, right = st.columns(2, gap="large")
     with left:
-        st.markdown("**Per mesh axis, by collective**")
+        heading("Per mesh axis, by collective")
         st.plotly_chart(charts.bars(communication.bars(shown, by, unit), unit), key="comm_bars", config=CHART)
         st.html(tables.flow_table(communication.flows(shown)))
     with right:
-        st.markdown("**Mesh axis, collective, layer, module**: click to filter")
+        heading("Mesh axis, collective, layer, module", "click to filter")
         tree = communication.tree(of_phase, unit)
         top = chosen.path if chosen.path in tree else ()
         key = f"comm_icicle_{st.session_state.get('comm_clicks', 0)}"
         st.plotly_chart(charts.icicle(tree, unit, top), key=key, on_select="rerun", selection_mode="points", config=CHART)
-    _views(found, shown, unit)
-    _hotspots(found, shown)
+    forecast = _forecast(document)
+    _views(found, shown, unit, forecast)
+    _hotspots(found, shown, forecast)
 
 
 def _controls() -> tuple[str, str, str]:
@@ -111,7 +125,7 @@ def _sums(document: state.Document, shown: tuple[Call, ...], chosen: Filter) -> 
     quantities = communication.quantities(document.plan, shown)
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         st.html(tables.number_line(quantities), width="stretch")
-        with st.popover("About these numbers"):
+        with st.popover("What is counted?"):
             st.html(markup.number_table(quantities), width=620)
             st.markdown("**Whole step, by collective**")
             st.html(markup.number_table(communication.price_sources(document.plan)), width=620)
@@ -129,9 +143,15 @@ def _clear() -> None:
         st.session_state[key] = ALL
 
 
-def _views(found: state.Session, shown: tuple[Call, ...], unit: str) -> None:
+def _forecast(document: state.Document) -> Overlapped | PlannerError:
+    """The step with communication beside compute, or why there is none."""
+    with st.spinner("Forecast of the step", show_time=True):
+        return state.overlapped(document.shown, document.plan)
+
+
+def _views(found: state.Session, shown: tuple[Call, ...], unit: str, forecast: Overlapped | PlannerError) -> None:
     if _choice("View", VIEWS, "comm_view") == "Timeline":
-        _timeline(found)
+        _timeline(found, forecast)
         return
     strip = communication.heat(shown, unit)
     st.caption(plain(communication.heat_text(strip, unit)))
@@ -140,21 +160,24 @@ def _views(found: state.Session, shown: tuple[Call, ...], unit: str) -> None:
         st.plotly_chart(charts.heat_strip(layers, unit), key="comm_heat", config=CHART)
 
 
-def _timeline(found: state.Session) -> None:
+def _timeline(found: state.Session, forecast: Overlapped | PlannerError) -> None:
     document = found.document
     assert document is not None
     _take_timeline_click(found)
-    events = timeline.serial(document.shown, document.plan)
+    order = SERIAL if isinstance(forecast, PlannerError) else _choice("Order", (AS_SCHEDULED, SERIAL), "comm_order")
+    if isinstance(forecast, PlannerError):
+        st.caption(plain(f"No overlapped forecast: {describe(forecast)}"))
+    if order == SERIAL or isinstance(forecast, PlannerError):
+        events, kind, text = timeline.serial(document.shown, document.plan), timeline.SERIAL_KIND, SERIAL_TEXT
+    else:
+        events, kind, text = forecast.events, timeline.OVERLAPPED_KIND, f"{OVERLAPPED_TEXT} {forecast.model}"
+        st.html(tables.number_line(overlapped.quantities(forecast, document.plan)))
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.caption(
-            "Predicted, not a trace: serial, no overlap. The whole step in the order of the program, one thing after the other; "
-            "communication is hatched, all of it exposed. Drag to zoom, double-click for all, click to select an op.",
-            width="stretch",
-        )
+        st.caption(plain(text), width="stretch")
         st.download_button(
             "Download Chrome trace",
-            lambda: timeline.chrome_trace(events, document.plan),
-            f"{document.plan.plan_id}.trace.json",
+            lambda: timeline.chrome_trace(events, document.plan, kind),
+            f"{document.plan.plan_id}.{'serial' if order == SERIAL else 'overlapped'}.trace.json",
             "application/json",
             key="comm_trace",
             on_click="ignore",
@@ -172,9 +195,10 @@ def _take_timeline_click(found: state.Session) -> None:
     st.session_state["comm_timeline_seen"] = clicked
 
 
-def _hotspots(found: state.Session, shown: tuple[Call, ...]) -> None:
-    spots = communication.hotspots(shown)
-    st.markdown("**Hotspots**")
+def _hotspots(found: state.Session, shown: tuple[Call, ...], forecast: Overlapped | PlannerError) -> None:
+    exposed = {} if isinstance(forecast, PlannerError) else forecast.of_calls
+    spots = communication.hotspots(shown, exposed)
+    heading("Hotspots")
     slot = st.container(horizontal=True, vertical_alignment="center")
     event: Any = st.dataframe(
         {
@@ -187,12 +211,14 @@ def _hotspots(found: state.Session, shown: tuple[Call, ...]) -> None:
             "phase": [spot.phase for spot in spots],
             "GB": [spot.num_bytes / 1e9 for spot in spots],
             "ms": [spot.us / 1e3 for spot in spots],
+            **({"exposed ms": [spot.exposed_us / 1e3 for spot in spots]} if exposed else {}),
             "bus GB/s": [spot.bus_bytes_per_s / 1e9 for spot in spots],
         },
         column_config={
             "module": st.column_config.TextColumn(width="large"),
             "GB": st.column_config.NumberColumn(format="%.3f", help="Full buffers of one rank, all calls of the row"),
-            "ms": st.column_config.NumberColumn(format="%.3f", help="Predicted; serial, so all of it is exposed"),
+            "ms": st.column_config.NumberColumn(format="%.3f", help="Predicted, each call by itself"),
+            "exposed ms": st.column_config.NumberColumn(format="%.3f", help=overlapped.EXPOSED_SOURCE),
             "bus GB/s": st.column_config.NumberColumn(format="%.0f", help=communication.BUS_SOURCE),
         },
         key="comm_spots", on_select="rerun", selection_mode="single-row", hide_index=True, width="stretch",

@@ -9,6 +9,7 @@ import streamlit as st
 from app import drafts, plans, state, work
 from app.charts.waterfall import signed, waterfall
 from app.components.deltas import deltas
+from app.components.headings import heading
 from app.components.markup import plain
 from app.view_models import compare
 from app.view_models.other_plans import usual_baseline
@@ -69,20 +70,28 @@ def _choose(found: state.Session, options: dict[str, plans.Option]) -> tuple[str
     assert document is not None
     kept = st.session_state.get("compared", ("", ""))
     first = plans.base_label(found) or usual_baseline(document.plan.mesh.num_axes)
-    for key, before, usual in (("compare_a", kept[0], first), ("compare_b", kept[1], plans.open_label(found))):
-        if st.session_state.get(key) not in options:
-            st.session_state[key] = before if before in options else usual
+    a_at = _index("compare_a", list(options), kept[0], first)
+    b_at = _index("compare_b", list(options), kept[1], plans.open_label(found))
 
     def text(label: str) -> str:
         written = options[label].written if label in options else None
         return label if written is None else f"{label}, {datetime.fromtimestamp(written):%Y-%m-%d %H:%M}"
 
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
-        a = st.selectbox("A", list(options), key="compare_a", format_func=text, width="stretch")
-        b = st.selectbox("B", list(options), key="compare_b", format_func=text, width="stretch")
+        a = st.selectbox("A", list(options), index=a_at, key="compare_a", format_func=text, width="stretch")
+        b = st.selectbox("B", list(options), index=b_at, key="compare_b", format_func=text, width="stretch")
         st.button("Swap", key="swap", on_click=_swap)
     st.session_state["compared"] = (a, b)
     return a, b
+
+
+def _index(key: str, options: list[str], before: str, usual: str) -> int:
+    """Place of the plan that is chosen, or of the one to begin with. It goes along with every run, so that a browser that missed
+    one does not show another name."""
+    wanted = before if before in options else usual
+    if st.session_state.get(key, wanted) not in options:
+        st.session_state[key] = wanted
+    return options.index(st.session_state.get(key, wanted))
 
 
 def _swap() -> None:
@@ -131,7 +140,7 @@ def _mark(found: state.Session, a: Plan, b: Plan) -> None:
 
 
 def _waterfall(a: Plan, b: Plan) -> None:
-    st.subheader("Step time by module")
+    heading("Step time by module")
     rows = compare.by_module(a, b)
     if not rows:
         st.caption("No module takes another time.")
@@ -144,7 +153,7 @@ def _waterfall(a: Plan, b: Plan) -> None:
 
 
 def _sides(a: Plan, b: Plan) -> None:
-    st.subheader("Inputs and constraints")
+    heading("Inputs and constraints")
     rows = compare.sides(a, b)
     count = sum(row.differs for row in rows)
     st.caption(f"{count} of {len(rows)} differ" if count else "All alike")
@@ -159,7 +168,7 @@ def _sides(a: Plan, b: Plan) -> None:
 
 def _changes(found: state.Session, a: Plan, b: Plan) -> None:
     groups = compare.changed(a, b)
-    st.subheader("Placements that differ")
+    heading("Placements that differ")
     if not groups:
         st.caption("Every tensor lies alike in both plans.")
         return
@@ -210,7 +219,7 @@ def _actions(found: state.Session, group: compare.ChangeGroup, a: Plan, b: Plan)
 
 
 def _parameters(a: Plan, b: Plan) -> None:
-    st.subheader("Stored parameters")
+    heading("Stored parameters")
     columns = compare.parameters(a, b)
     differing = sum(text != "" for text in columns[""])
     st.caption(f"{differing} of {len(columns['A'])} groups of equal layers lie otherwise in B. Axes: {plain(_axes(a, b))}.")

@@ -49,7 +49,7 @@ def _members(error: InfeasibleError) -> None:
             if text.startswith(BUDGET) and error.shortfall_bytes is not None:
                 _raise_budget(found, document, error.shortfall_bytes)
     if job.active:
-        pulse("conflict pulse", page=found.page, busy=True)
+        pulse("conflict pulse")
 
 
 def _member(document: state.Document, text: str, demand: Constraint | None, gain: Relaxation | None, *, waiting: bool) -> str:

@@ -9,6 +9,7 @@ import streamlit as st
 from app import state, work
 from app.charts import memory as charts
 from app.components import markup, tables
+from app.components.headings import heading
 from app.components.markup import plain
 from app.view_models import memory, status
 from app.view_models.device_grid import grid
@@ -39,13 +40,13 @@ def _memory() -> None:
     _advice(found)
     left, right = st.columns([3, 2], gap="large")
     with left:
-        st.markdown("**Held over the step**, as the budget counts it; click to select the op")
+        heading("Held over the step", "as the budget counts it; click to select the op")
         curve = memory.live(document.shown, rows)
         figure = charts.live(curve, status.budget_bytes(document.plan))
         st.plotly_chart(figure, key="mem_live", on_select="rerun", selection_mode="points", config=CHART)
     with right:
         with st.container(horizontal=True, vertical_alignment="center"):
-            st.markdown("**Saved activations**", width="stretch")
+            heading("Saved activations")
             by = st.segmented_control(
                 "By", ("module", "layer"), default="module", required=True, key="mem_by", label_visibility="collapsed"
             )
@@ -135,7 +136,7 @@ def _request(document: state.Document, checkpoint: str) -> PlanRequest:
 
 def _tensors(found: state.Session, rows: tuple[Held, ...]) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.markdown("**Alive at the peak**, largest first", width="stretch")
+        heading("Alive at the peak", "largest first")
         together = st.toggle("Alike layers together", value=True, key="mem_group")
     groups = memory.grouped(rows) if together else tuple(memory.alone(row) for row in rows)
     shown = groups[:MOST_ROWS]
@@ -186,7 +187,7 @@ def _grid(found: state.Session, picked: Held | None, largest: Held | None) -> No
     if tensor is None or placements is None:
         return
     drawn = grid(tensor.shape, placements, document.plan.mesh)
-    st.markdown("**Who holds what**")
+    heading("Who holds what")
     with st.container(horizontal=True, vertical_alignment="center"):
         st.html(
             f'{markup.STYLE}<div class="px">{markup.chips(placements_text(placements))} <code>{markup.escape(key)}</code> '

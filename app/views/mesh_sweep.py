@@ -60,7 +60,7 @@ def _rows(was_running: bool) -> None:
         st.rerun()
     rows = list(job.rows)
     if job.active:
-        pulse("pulse_sweep", page=found.page, busy=True)
+        pulse("pulse_sweep")
         stage = job.news or (job.stages[-1].name if job.stages else "starting the worker")
         st.caption(
             f"{len(rows)} done. Now: {plain('waiting for a free core' if job.waits_for_room else stage)}, {job.seconds:.0f} s"

@@ -46,7 +46,7 @@ def _placements(target: PinTarget) -> None:
         return
     job = work.legal(found, target.key)
     if job.active:
-        pulse(f"pulse {target.key}", page=found.page, busy=True)
+        pulse(f"pulse {target.key}")
         st.caption(_waiting_text(found, job))
     elif job.error is not None:
         if show_error(job.error, key="legal"):

@@ -27,15 +27,20 @@ def show_error(error: PlannerError, *, key: str) -> bool:
 
 
 def session_errors(found: state.Session) -> None:
-    """Banners that belong to the session rather than to a page."""
-    if found.storage_error is not None:
-        st.warning(plain(describe(found.storage_error)))
-    if found.note:
-        st.caption(plain(found.note))
-    if found.error is not None and _session_error(found, found.error):
-        found.error = None
-        found.infeasible = False
-        st.rerun()
+    """Banners that belong to the session rather than to a page.
+
+    In a container that is always there: what is below keeps its place in the page, by which Streamlit knows it again. Else the
+    graph would be made anew with every banner, and a click on its way to it would go to something that is gone.
+    """
+    with st.container(key="banners"):
+        if found.storage_error is not None:
+            st.warning(plain(describe(found.storage_error)))
+        if found.note:
+            st.caption(plain(found.note))
+        if found.error is not None and _session_error(found, found.error):
+            found.error = None
+            found.infeasible = False
+            st.rerun()
 
 
 def _session_error(found: state.Session, error: PlannerError) -> bool:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from datetime import datetime
+from typing import Any
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import opening, state, work
+from app.components.headings import heading
 from app.components.markup import plain
 from app.components.pulse import pulse
 from app.view_models import setup_form
 from app.view_models.model_source import FORMS, kind_of
 from app.view_models.setup_form import SetupForm
 from planner import PlannerError, hardware_names, models
+from planner.hardware import fabric_names
 
 CHECKPOINTING = (
     "Layers whose forward pass runs again in backward, so that less is kept. auto: as few as the memory budget makes worthwhile."
 )
+USUAL = "default"
 STAGES = ("trace", "strategies and prices", "compile", "solve")
 
 
@@ -42,6 +47,7 @@ def _form(found: state.Session) -> None:
         request = result.request
         plan = found.document.plan if found.document else None
         stages = ", ".join(setup_form.stages_to_run(request, plan))
+        slots["links"].caption(plain(setup_form.links_text(request)))
         st.caption(f"{request.mesh.num_devices} devices, global batch {request.sized_model.batch}. Will run: {plain(stages)}.")
     busy = found.running is not None
     if st.button("Trace and solve", type="primary", key="start", disabled=result.request is None or busy):
@@ -56,46 +62,57 @@ def _fields(form: SetupForm, slots: dict[str, DeltaGenerator]) -> SetupForm:
 
     `slots` gets a place under each field for what is wrong with it.
     """
-    names, profiles = [model.name for model in models()], list(dict.fromkeys((*hardware_names(), form.hardware)))
-    for field in fields(form):
-        st.session_state.setdefault(field.name, getattr(form, field.name))
-    _model_fields(names, slots)
-    st.subheader("Cluster")
-    cluster = st.columns([2, 1])
-    cluster[0].text_input("Mesh axes, outermost first", placeholder="dp=8,tp=8", key="mesh")
-    slots["mesh"] = cluster[0].empty()
-    cluster[0].caption("The last axis is the nearest devices. Axes named dp, fsdp, data and so on split the batch.")
-    cluster[1].selectbox("Hardware", profiles, key="hardware")
-    st.subheader("Limits")
+    _model_fields(form, slots)
+    _cluster_fields(form, slots)
+    heading("Limits")
     limits = st.columns(4)
-    limits[0].text_input("Memory per device", placeholder="what the hardware leaves", key="memory")
-    slots["memory"] = limits[0].empty()
-    limits[1].selectbox("Optimizer", setup_form.OPTIMIZERS, key="optimizer")
-    ways = list(dict.fromkeys((*setup_form.CHECKPOINTS, form.checkpoint)))
-    limits[2].selectbox("Checkpointing", ways, key="checkpoint", help=CHECKPOINTING)
-    limits[3].text_input("Solver time, seconds", key="time_limit")
-    slots["time_limit"] = limits[3].empty()
+    _text(limits[0], "Memory per device", form, "memory", slots, placeholder="what the hardware leaves")
+    _select(limits[1], "Optimizer", form, "optimizer", setup_form.OPTIMIZERS)
+    _select(limits[2], "Checkpointing", form, "checkpoint", setup_form.CHECKPOINTS, help=CHECKPOINTING)
+    _text(limits[3], "Solver time, seconds", form, "time_limit", slots)
     return SetupForm(**{field.name: st.session_state[field.name] or "" for field in fields(form)})
 
 
-def _model_fields(names: list[str], slots: dict[str, DeltaGenerator]) -> None:
+def _cluster_fields(form: SetupForm, slots: dict[str, DeltaGenerator]) -> None:
+    heading("Cluster")
+    one, two, three, four = st.columns([1.6, 1.2, 1.2, 1])
+    _text(one, "Mesh axes, outermost first", form, "mesh", slots, placeholder="dp=8,tp=8")
+    _select(two, "Hardware", form, "hardware", hardware_names())
+    _select(three, "Network", form, "network", ("", *fabric_names()), format_func=lambda name: name or USUAL)
+    _text(four, "Devices per node", form, "gpus_per_node", slots, placeholder="of the hardware")
+    slots["links"] = st.empty()
+    st.caption("The last axis is the nearest devices. Axes named dp, fsdp, data and so on split the batch.")
+
+
+def _model_fields(form: SetupForm, slots: dict[str, DeltaGenerator]) -> None:
     about = {model.name: model.description for model in models()}
-    st.subheader("Model")
+    heading("Model")
     one, two = st.columns(2)
     with one:
-        model = st.selectbox("Sample model", names, key="model")
-        st.caption(plain(about.get(model or "", "")))
+        _select(one, "Sample model", form, "model", tuple(about))
+        st.caption(plain(about.get(st.session_state["model"] or "", "")))
     with two:
-        own = st.text_input("Or your own model", placeholder=FORMS, key="custom_model").strip()
-        slots["custom_model"] = st.empty()
+        _text(two, "Or your own model", form, "custom_model", slots, placeholder=FORMS)
+        own = st.session_state["custom_model"].strip()
         st.caption(plain(f"{kind_of(own) or 'A path on this machine'}. Run by a worker process; replaces the sample when given."))
     sizes = st.columns(4)
-    texts = {"batch": "one per device", "seq": "model default", "layers": "all"}
-    labels = {"batch": "Global batch, sequences", "seq": "Sequence length", "layers": "Layers"}
-    for column, (name, placeholder) in zip(sizes, texts.items(), strict=False):
-        column.text_input(labels[name], placeholder=placeholder, key=name)
-        slots[name] = column.empty()
-    sizes[3].selectbox("Precision", setup_form.PRECISIONS, key="precision")
+    _text(sizes[0], "Global batch, sequences", form, "batch", slots, placeholder="one per device")
+    _text(sizes[1], "Sequence length", form, "seq", slots, placeholder="model default")
+    _text(sizes[2], "Layers", form, "layers", slots, placeholder="all")
+    _select(sizes[3], "Precision", form, "precision", setup_form.PRECISIONS)
+
+
+def _text(where: DeltaGenerator, label: str, form: SetupForm, name: str, slots: dict[str, DeltaGenerator], **more: Any) -> None:
+    """The value goes along with every run, so that a browser that missed one does not show an empty field."""
+    where.text_input(label, value=getattr(form, name), key=name, **more)
+    slots[name] = where.empty()
+
+
+def _select(where: DeltaGenerator, label: str, form: SetupForm, name: str, options: Sequence[str], **more: Any) -> None:
+    """What the form has is offered, even if nothing else does."""
+    now = getattr(form, name)
+    every = list(dict.fromkeys((*options, now)))
+    where.selectbox(label, every, index=every.index(now), key=name, **more)
 
 
 def _progress() -> None:
@@ -104,7 +121,7 @@ def _progress() -> None:
     running = found.running
     if running is None or running.kind != "start":
         return
-    pulse("pulse_progress", page=found.page, busy=True)
+    pulse("pulse_progress")
     job = running.job
     done = [stage.name for stage in job.stages]
     share = (len(done) - 1) / len(STAGES) if done else 0.0
@@ -113,7 +130,7 @@ def _progress() -> None:
 
 
 def _open(found: state.Session) -> None:
-    st.subheader("Open")
+    heading("Open")
     with st.container(border=True):
         if opening.demo_available():
             st.markdown("**Demo:** Llama-3-8B, ready to explore")

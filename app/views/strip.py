@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import streamlit as st
 
-from app import state, work
+from app import asking, state, work
+from app.answering import Exposed
 from app.components import markup
 from app.components.pulse import pulse
 from app.jobs import Running
 from app.view_models import status
 from app.view_models.demands import num_changed
 from app.views.problems import session_errors
+from planner import Plan
 
 JOB_NAMES = {
     "start": "Planning", "solve": "Solving", "export": "Exporting", "recipe": "Pricing the recipe", "what_if": "Other hardware",
@@ -26,22 +28,30 @@ def draw(found: state.Session) -> None:
 def _strip() -> None:
     """Asks for news while a job runs; the whole page is drawn again when it ends."""
     found = state.session()
-    busy = found.running is not None or found.proof is not None
-    shown = pulse("pulse", page=found.page, busy=busy)
-    if work.poll(found, shown.page if shown is not None and shown.number != found.beat else None):
+    document = found.document
+    forecast = asking.exposed(found, may_ask=found.drawn) if document is not None else None
+    waits = document is not None and (forecast is None or forecast.active or forecast.state == "cancelled")
+    pulse("pulse", busy=waits or found.running is not None or found.proof is not None)
+    if work.poll(found):
         st.rerun()
-    found.beat = shown.number if shown is not None else 0
     document = found.document
     with st.container(horizontal=True, wrap=False, vertical_alignment="center", gap="small", key="strip"):
         if document is not None:
             data = status.strip(
-                document.plan, document.base, document.history.pins, infeasible=found.infeasible, proving=found.proof is not None
-            )
+                document.plan, document.base, document.history.pins, infeasible=found.infeasible, proving=found.proof is not None,
+                exposed=_forecast(found, document.plan), base_exposed=_forecast(found, document.base),
+            )  # fmt: skip
             st.html(markup.strip(data), width="stretch")
         if found.running is not None:
             _running(found, found.running)
         elif document is not None:
             _actions(found, document, data)
+
+
+def _forecast(found: state.Session, plan: Plan | None) -> Exposed | None:
+    """As far as it is known; what the page asked the worker for is told when it is there."""
+    job = found.questions.get(("exposed", plan.plan_id)) if plan is not None else None
+    return job.result if job is not None and job.state == "done" else None
 
 
 def _actions(found: state.Session, document: state.Document, data: status.Strip) -> None:
@@ -79,5 +89,6 @@ def _running(found: state.Session, running: Running) -> None:
 def _sources(data: status.Strip) -> None:
     st.html(markup.number_table(data.quantities), width=620)
     st.caption(
-        "Predicted, not measured. GiB = 2³⁰, GB = 10⁹, MB = 10⁶ bytes. Not modelled: overlap of computation and communication."
+        "Predicted, not measured. GiB = 2³⁰, GB = 10⁹, MB = 10⁶ bytes. Step, compute and comm are in series, which is what "
+        "plans are chosen by; overlapped numbers are a forecast beside it, drawn and explained on the Communication page."
     )

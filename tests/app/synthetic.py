@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -108,8 +109,14 @@ def legal(graph: JointGraph, key: str, mesh: Mesh = MESH) -> tuple[Placements, .
     node = graph.nodes[graph.node_by_key[key]]
     shape = next(m for m in node.outputs if m is not None).shape
     written = ["RR", "S(0)R", "RS(0)", "S(0)S(1)", "S(1)S(0)", "RS(1)", "S(1)R"]
-    found = [parse(text, mesh) for text in written]
+    found = dict.fromkeys(fitted(text, mesh) for text in written)
     return tuple(p for p in found if all(not isinstance(s, Shard) or _even(shape, s.dim, mesh) for s in p))
+
+
+def fitted(text: str, mesh: Mesh) -> Placements:
+    """A placement written for two axes, on a mesh of any number: further axes replicate."""
+    axes = re.findall(r"S\(\d+\)|R|P", text)
+    return parse("".join([*axes, *["R"] * mesh.num_axes][: mesh.num_axes]), mesh)
 
 
 def _even(shape: tuple[int, ...], dim: int, mesh: Mesh) -> bool:
@@ -121,9 +128,9 @@ def made_up(graph: JointGraph, key: str, mesh: Mesh) -> Placements:
     meta = next((m for m in node.outputs if m is not None), None)
     if meta is None or not meta.shape:
         return (Replicate(),) * mesh.num_axes
-    wanted = "S(0)S(1)" if node.kind == "param" or node.name == "linear" else "S(0)R"
+    wanted = fitted("S(0)S(1)" if node.kind == "param" or node.name == "linear" else "S(0)R", mesh)
     options = legal(graph, key, mesh)
-    return parse(wanted, mesh) if parse(wanted, mesh) in options else options[0]
+    return wanted if wanted in options else options[0]
 
 
 def make_plan(
@@ -146,7 +153,7 @@ def make_plan(
     compute = sum(choice.compute_us for choice in choices.values())
     total = compute + sum(r.us for r in moves) + 250.0 * len(pins)
     constraints: tuple[Constraint, ...] = (
-        BoundaryPlacement(where="input:tokens", placements=parse("S(0)R", mesh)),
+        BoundaryPlacement(where="input:tokens", placements=fitted("S(0)R", mesh)),
         MemoryBudget(num_bytes=memory_bytes or 80 * 2**30), *pins,
     )  # fmt: skip
     return Plan(
@@ -167,7 +174,7 @@ def _redistributions(graph: JointGraph, placed: dict[str, Placements], mesh: Mes
         ref = node.operands[-1]
         producer = graph.nodes[ref.node]
         num_bytes = graph.meta(ref).num_bytes
-        axis = 0 if node.name == "linear" else 1
+        axis = 0 if node.name == "linear" else mesh.num_axes - 1
         step = Step(
             target=(Replicate(),) * mesh.num_axes, us=20.0 + num_bytes / 1e6,
             collective=Collective(kind=CollectiveKind.ALL_GATHER, axes=(axis,), full_bytes=num_bytes, dtype="bfloat16"),
@@ -190,7 +197,7 @@ def _stored(graph: JointGraph, parameter: Parameter, placed: dict[str, Placement
     collective = Collective(kind=CollectiveKind.REDUCE_SCATTER, axes=(0,), full_bytes=num_bytes, dtype="float32", reduce_op="sum")
     weight = graph.nodes[parameter.node].key
     return Redistribution(
-        tensor=(graph.nodes[parameter.gradient.node].key, 0), phase="backward", source=parse("PR", mesh), shared=False,
+        tensor=(graph.nodes[parameter.gradient.node].key, 0), phase="backward", source=fitted("PR", mesh), shared=False,
         consumers=((weight, -1),), steps=(Step(target=placed[weight], collective=collective, us=30.0),),
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 from dataclasses import replace
 
@@ -11,7 +12,11 @@ from app import opening, state
 from app.charts import communication as charts
 from app.view_models import communication, timeline
 from app.view_models.communication import OUTSIDE, Call, Filter
-from planner import JointGraph, Plan, planned_graph
+from app.view_models.overlapped import Overlapped, overlapped
+from app.view_models.overlapped import quantities as overlapped_quantities
+from planner import JointGraph, Plan, hardware_profile, planned_graph
+from planner.costing.timeline import Timeline
+from planner.forecast import forecast
 from tests.app.conftest import run
 from tests.app.synthetic import WQ, make_plan, small_graph
 
@@ -163,6 +168,64 @@ def test_the_chrome_trace_has_every_event_with_its_bytes_and_placements(case):
     assert "no overlap" in json.loads(text)["otherData"]["kind"]
 
 
+# ---- communication beside compute ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def forecast_case() -> tuple[JointGraph, Plan, Timeline, Overlapped]:
+    plan = Plan.load(opening.DEMO_PLAN)
+    graph = planned_graph(plan, JointGraph.load(opening.DEMO_GRAPH))
+    found = forecast(plan, graph, hardware_profile(plan.hardware_name)).timeline
+    return graph, plan, found, overlapped(graph, plan, found)
+
+
+def test_exposed_time_adds_up_to_the_forecast(forecast_case):
+    graph, plan, found, shown = forecast_case
+    assert shown.step_us == found.step_us < plan.objective_us
+    assert shown.exposed_total_us == pytest.approx(found.exposed_total_us)
+    assert sum(shown.exposed_us.values()) == pytest.approx(found.exposed_total_us)
+    calls = communication.calls_of(graph, plan)
+    spots = communication.hotspots(calls, shown.of_calls)
+    assert sum(spot.exposed_us for spot in spots) == pytest.approx(found.exposed_total_us)
+    assert all(0 <= spot.exposed_us <= 1.5 * spot.us for spot in spots), "contention makes calls longer, not much"
+    per_kind = dict.fromkeys(found.exposed_us, 0.0)
+    for call, us in shown.of_calls.items():
+        if us:
+            per_kind[f"{call.kind}@{call.axis}"] += us
+    assert per_kind == pytest.approx(dict(found.exposed_us))
+    assert overlapped_quantities(shown, plan)[0].text == f"{found.step_us / 1000:,.2f} ms"
+
+
+def test_what_is_drawn_as_exposed_is_when_compute_stands_still(forecast_case):
+    _, _, found, shown = forecast_case
+    spans = timeline.spans(shown.events)
+    lanes = timeline.lanes(shown.events)
+    assert lanes[0] == timeline.COMPUTE and all(", " in lane for lane in lanes[1:])
+    computing = sorted((e.begin_us, e.begin_us + e.us) for e in shown.events if e.lane == timeline.COMPUTE)
+    starts = [begin for begin, _ in computing]
+    for span in spans:
+        if span.is_exposed:
+            middle = span.begin_us + span.us / 2
+            before = bisect.bisect_right(starts, middle) - 1
+            assert before < 0 or computing[before][1] <= middle + 1e-6
+    drawn = sum(span.us for span in spans if span.is_exposed)
+    assert drawn == pytest.approx(found.exposed_total_us, rel=0.05), "up to gaps that are the CPU's"
+    for lane in lanes[1:]:
+        events = [event for event in shown.events if event.lane == lane]
+        assert sum(s.us for s in spans if s.lane == lane) == pytest.approx(sum(e.us for e in events))
+    assert max(event.begin_us + event.us for event in shown.events) == pytest.approx(found.step_us)
+
+
+def test_the_trace_of_the_schedule_says_what_is_exposed(forecast_case):
+    graph, plan, found, shown = forecast_case
+    data = json.loads(timeline.chrome_trace(shown.events, plan, timeline.OVERLAPPED_KIND))
+    rows = [row for row in data["traceEvents"] if row["ph"] == "X"]
+    assert len(rows) == sum(1 for action in found.actions.actions if action.us > 0)
+    assert sum(row["args"].get("exposed_us", 0.0) for row in rows) == pytest.approx(found.exposed_total_us, abs=1.0)
+    assert {row["args"]["op"] for row in rows} - {""} <= set(graph.node_by_key)
+    assert "overlapped" in data["otherData"]["kind"] and "Overlap model" in shown.model
+
+
 def test_figures_show_the_numbers(case, calls):
     rows = communication.bars(calls, "collective", "ms")
     figure = charts.bars(rows, "ms")
@@ -232,6 +295,25 @@ def test_both_views_and_the_flows_draw(page):
     page.button_group(key="comm_view").set_value("Timeline")
     run(page)
     assert any("serial, no overlap" in caption.value for caption in page.caption) and page.get("download_button")
+    assert any("No overlapped forecast" in caption.value for caption in page.caption), "a made-up plan has made-up prices"
+    assert "exposed ms" not in page.dataframe[0].value
+
+
+def test_a_plan_is_drawn_as_scheduled_and_in_series(open_app, forecast_case, monkeypatch):
+    graph, plan, _, shown = forecast_case
+    at = open_app()
+    found = at.session_state["session"]
+    found.document = replace(found.document, graph=graph, plan=plan)
+    monkeypatch.setattr(state, "overlapped", lambda graph, plan: shown)
+    at.switch_page("views/communication.py")
+    run(at)
+    assert sum(at.dataframe[0].value["exposed ms"]) > 0
+    at.button_group(key="comm_view").set_value("Timeline")
+    run(at)
+    assert any("Overlap model" in caption.value for caption in at.caption) and "exposed dp" in texts(at)
+    at.button_group(key="comm_order").set_value("in series")
+    run(at)
+    assert any("serial, no overlap" in caption.value for caption in at.caption)
 
 
 def test_a_click_in_the_timeline_selects_its_op(page):

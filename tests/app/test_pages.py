@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import opening, state, work
+from app import opening, state
 from app.views import explorer
 from tests.app.conftest import run
 from tests.app.synthetic import WQ
@@ -352,17 +352,3 @@ def test_a_page_switch_keeps_pins_and_selection(open_app):
 def on_setup(at: AppTest) -> AppTest:
     at.switch_page("views/setup.py")
     return run(at)
-
-
-def test_a_page_that_the_browser_did_not_get_is_asked_for_again(open_app, monkeypatch):
-    at = solve(pin_everywhere(open_app()))
-    assert "stale" not in strip_text(at)
-    found = session(at)
-    before = found.page
-    found.wanted = before + 1  # a job has ended
-    assert work.poll(found, before)
-    run(at)
-    assert found.page == before + 1
-    assert not work.poll(found, before), "it may be on its way"
-    monkeypatch.setattr(work, "PATIENCE_S", 0.0)
-    assert work.poll(found, before) and not work.poll(found, before + 1) and not work.poll(found)

@@ -14,9 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
+
+from app.view_models.pins import plan_event
+from app.workspace import Workspace, project_id
+from tests.app.synthetic import make_plan, small_graph
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -27,13 +31,13 @@ FLAGS = [
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test of this folder needs a browser. One that fails is tried up to three times more, and reported as rerun: a real
-    browser and a real server on a loaded machine can miss each other."""
+    """Every test of this folder needs a browser. One that fails is tried once more, and reported as rerun: on a loaded machine
+    anything can take longer than a test waits."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.browser)
-            item.add_marker(pytest.mark.flaky(reruns=3))
+            item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 @dataclass
@@ -112,18 +116,67 @@ def quick_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def losing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The same as `quick_server`, losing messages (see losing_server.py)."""
+def late_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The same as `quick_server`, with an event loop that is late (see late_server.py)."""
     environment = {"PLAN_EXPLORER_ENGINE": "tests.app.fake_engine:FakeEngine"}
-    yield from serve(tmp_path_factory.mktemp("losing"), environment, [str(Path(__file__).parent / "losing_server.py")])
+    yield from serve(tmp_path_factory.mktemp("late"), environment, [str(Path(__file__).parent / "late_server.py")])
+
+
+class SmallServer:
+    """A server with a made-up planner whose workspace holds a small plan of four layers: a page of it is drawn in no time. It can
+    be killed and started again at the same address."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, free_port()
+        graph = small_graph()
+        plan = make_plan(graph)
+        self.project, self.plan_id = project_id(plan.request.model, plan.mesh, graph.fingerprint), plan.plan_id
+        workspace = Workspace(folder / "workspace")
+        workspace.save_project(self.project, {"schema": 1, "name": "small", "graph": graph.fingerprint})
+        workspace.save_graph(self.project, graph)
+        workspace.save_plan(self.project, plan)
+        workspace.append_event(self.project, "first", plan_event(plan, None, graph, None))
+        self.start()
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def link(self, page: str = "", op: str = "") -> str:
+        """The small plan as a draft of one's own, whatever others did before."""
+        return f"{self.address}/{page}?project={self.project}&plan={self.plan_id}" + (f"&op={quote(op, safe='/')}" if op else "")
+
+    def start(self) -> None:
+        environment = {**os.environ, "PLAN_EXPLORER_ENGINE": "tests.app.fake_engine:FakeEngine"}
+        log = self.folder / "server.log"
+        with log.open("a") as out:
+            command = command_line(self.folder, self.port)
+            self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
+        wait_for(self.address, self.process, log)
+
+    def kill(self) -> None:
+        """Without a word to anyone, as a crash would."""
+        self.process.kill()
+        self.process.wait(20)
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallServer]:
+    found = SmallServer(tmp_path_factory.mktemp("small"))
+    yield found
+    found.kill()
+
+
+def command_line(folder: Path, port: int, program: Sequence[str] = ("-m", "streamlit")) -> list[str]:
+    return [
+        sys.executable, *program, "run", "app/main.py", "--server.port", str(port),
+        "--", "--workspace", str(folder / "workspace"),
+    ]  # fmt: skip
 
 
 def serve(folder: Path, environment: dict[str, str], program: Sequence[str] = ("-m", "streamlit")) -> Iterator[str]:
     port = free_port()
-    command = [
-        sys.executable, *program, "run", "app/main.py", "--server.port", str(port), 
-        "--", "--workspace", str(folder / "workspace"),
-    ]  # fmt: skip
+    command = command_line(folder, port, program)
     with (folder / "server.log").open("w") as log:
         process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, stdout=log, stderr=subprocess.STDOUT)
         try:
@@ -173,7 +226,7 @@ def new_tab(browser: Any) -> Iterator[Callable[..., Tab]]:
             viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", accept_downloads=True
         )
         tab = Tab(context.new_page())
-        tab.page.set_default_timeout(30_000)
+        tab.page.set_default_timeout(60_000)
         tab.watch()
         opened.append((context, tab))
         return tab

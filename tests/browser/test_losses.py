@@ -24,12 +24,16 @@ def solved(tab: Tab, placement: str) -> None:
     tab.page.get_by_role("radio", name=f"{placement} (now)").wait_for()
 
 
-def test_pages_that_are_lost_are_drawn_again(tab: Tab, losing_server: str):
-    tab.open(losing_server)
+def test_a_late_event_loop_loses_nothing(tab: Tab, late_server: str):
+    tab.open(late_server)
     tab.find(WQ)
     for placement in ("S(0)R", "RR", "S(0)S(1)"):
         solve_with(tab, placement)
         solved(tab, placement)
+    tab.press("Clear")
+    tab.page.get_by_text("Pins (0)").wait_for()
+    tab.press("Undo")
+    tab.page.get_by_text("Pins (1)").wait_for()
     tab.radio("Export")
     tab.press("Write and check")
     tab.page.get_by_text("Checks", exact=True).wait_for()

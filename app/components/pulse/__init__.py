@@ -1,16 +1,12 @@
-"""Asks the server for news while something runs, and says which page the browser has really drawn.
+"""Asks the server for news while something runs.
 
-Streamlit can drop the messages of a page run: when a fragment is asked for in the instant in which a run ends, a new runner
-takes over and whatever the old one has not delivered yet is discarded. The server cannot see that. So the browser reports the
-number of the last page that arrived whole (its end mark is there), and a page that did not arrive is drawn again.
-
-A `run_every` fragment cannot do this: its timer is stopped by the first message of the very run whose rest may be lost.
+A `run_every` fragment would do that too, but its timer goes on while a run is under way, and ends with the first message of the
+next one. This one waits until the browser has heard the end of the run, so that beats do not pile up behind a slow page.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import streamlit as st
 
@@ -21,20 +17,6 @@ _component = st.components.v2.component(
 )
 
 
-class Beat(NamedTuple):
-    """What the browser said last: the page it shows, and a number that differs from that of every other beat."""
-
-    page: int
-    number: float
-
-
-def pulse(key: str, *, page: int, busy: bool) -> Beat | None:
-    """Reruns the fragment around it every 0.2 s (later 0.6 s) while `busy`, and if page number `page` does not arrive."""
-    state = _component(key=key, data={"page": page, "busy": busy}, default={"beat": None}, on_beat_change=lambda: None)
-    beat = getattr(state, "beat", None)
-    return Beat(int(beat["page"]), float(beat["number"])) if beat else None
-
-
-def end_mark(page: int) -> None:
-    """The last element of a page: everything before it has arrived when it has."""
-    st.html(f'<span class="page-end" data-page="{page}" hidden></span>')
+def pulse(key: str, *, busy: bool = True) -> None:
+    """Reruns the fragment around it every 0.2 s (after 4 s every 0.6 s) while `busy`."""
+    _component(key=key, data={"busy": busy}, default={"beat": None}, on_beat_change=lambda: None)

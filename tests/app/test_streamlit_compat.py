@@ -1,0 +1,115 @@
+"""A request that meets the end of a run: that run is heard out. With Streamlit's own runtime and runners, without a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from streamlit.proto.BackMsg_pb2 import BackMsg
+from streamlit.runtime import Runtime, RuntimeConfig
+from streamlit.runtime.app_session import AppSession
+from streamlit.runtime.memory_media_file_storage import MemoryMediaFileStorage
+from streamlit.runtime.memory_uploaded_file_manager import MemoryUploadedFileManager
+
+from app import streamlit_compat
+
+SCRIPT = """
+import streamlit as st
+
+@st.fragment
+def part():
+    st.session_state.parts = st.session_state.get("parts", 0) + 1
+    st.text(f"part {st.session_state.parts}")
+
+st.session_state.pages = st.session_state.get("pages", 0) + 1
+part()
+for number in range(3):
+    st.text(f"page {st.session_state.pages} element {number}")
+"""
+
+
+class Browser:
+    """What a browser hears: texts, and ends of runs."""
+
+    client_context = None
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.part = ""
+
+    def write_forward_msg(self, message: Any) -> None:
+        if message.WhichOneof("type") == "script_finished":
+            self.heard.append("end")
+        elif message.delta.new_element.HasField("text"):
+            self.heard.append(message.delta.new_element.text.body)
+            self.part = message.delta.fragment_id or self.part
+
+    async def hears(self, ends: int) -> list[str]:
+        async with asyncio.timeout(10):
+            while self.heard.count("end") < ends:
+                await asyncio.sleep(0.005)
+        return self.heard
+
+
+def rerun(fragment: str = "") -> BackMsg:
+    message = BackMsg()
+    message.rerun_script.fragment_id = fragment
+    return message
+
+
+async def heard(script: Path, requests: int) -> list[str]:
+    """A second page ends while the event loop is busy; then part of it is asked for, before anything of the page is delivered."""
+    runtime = Runtime(RuntimeConfig(
+        script_path=str(script), media_file_storage=MemoryMediaFileStorage("/media"),
+        uploaded_file_manager=MemoryUploadedFileManager("/upload"),
+    ))  # fmt: skip
+    browser = Browser()
+    await runtime.start()
+    try:
+        session = runtime.connect_session(browser, {})
+        runtime.handle_backmsg(session, rerun())
+        await browser.hears(1)
+        await asyncio.sleep(0.05)  # its runner is gone
+        browser.heard.clear()
+        runtime.handle_backmsg(session, rerun())
+        info = runtime._session_mgr.get_session_info(session)
+        assert info is not None and info.session._scriptrunner is not None
+        info.session._scriptrunner._script_thread.join(10)
+        for _ in range(requests):
+            runtime.handle_backmsg(session, rerun(browser.part))
+        with contextlib.suppress(TimeoutError):
+            await browser.hears(2)
+        return browser.heard
+    finally:
+        runtime.stop()
+        await runtime.stopped
+        Runtime._instance = None
+
+
+PAGE = ["part 2", *(f"page 2 element {number}" for number in range(3)), "end"]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    return tmp_path / "script.py"
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+def test_a_page_is_heard_out_before_a_part_of_it_is_drawn_again(script: Path, requests: int):
+    """Whether the part is sent with the page too depends on how fast messages leave."""
+    streamlit_compat.hear_runs_out()
+    said = asyncio.run(heard(script, requests))
+    assert [text for text in said if text.startswith("page")] == PAGE[1:-1]
+    assert said[-2] in ("part 3", "part 4", "part 5") and said[-1] == "end" and said.index("end") < len(said) - 1
+
+
+def test_streamlit_by_itself_forgets_the_page(script: Path, monkeypatch: pytest.MonkeyPatch):
+    """If this fails, Streamlit has learnt to hear runs out, and `hear_runs_out` can go."""
+    streamlit_compat.hear_runs_out()
+    for method in (streamlit_compat.CREATE, streamlit_compat.HANDLE):
+        monkeypatch.setattr(AppSession, method, getattr(AppSession, method).__wrapped__)
+    assert not set(asyncio.run(heard(script, 1))) & set(PAGE[1:-1])
