@@ -155,9 +155,13 @@ class Worker:
         if not asked:
             self.cancel(job)
             return
-        late = threading.Timer(grace_s, lambda: job.active and self.cancel(job))
+        late = threading.Timer(grace_s, self._cancel_late, (job,))
         late.daemon = True
         late.start()
+
+    def _cancel_late(self, job: Job) -> None:
+        if job.active:
+            self.cancel(job)
 
     def give_way(self) -> None:
         """Ends the process for one that is needed more. A job that came in meanwhile is begun again by a new process."""
