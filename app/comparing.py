@@ -19,7 +19,9 @@ class Comparing:
         """What experts write by hand, in its best version, on all axes of the mesh."""
         progress("solve")
         constraints = (*self.bench.default_constraints(memory_bytes), Recipe.parse(name, self.bench.mesh))
-        plan = self.bench.solve(constraints, time_limit_s=time_limit_s, exact=False, checkpoint=self.checkpoint)
+        plan = self.bench.solve(
+            constraints, time_limit_s=time_limit_s, exact=False, checkpoint=self.checkpoint, cancelled=progress.stopped
+        )
         return replace(plan, checkpoint=self.checkpoint)
 
     def what_if(self, progress: Any, plan: Plan, hardware: str, time_limit_s: float) -> tuple[Plan, Plan]:
@@ -35,7 +37,9 @@ class Comparing:
         progress("compile")
         other.warm_up()
         progress("solve")
-        best = other.solve(constraints, time_limit_s=time_limit_s, exact=False, checkpoint=plan.checkpoint)
+        best = other.solve(
+            constraints, time_limit_s=time_limit_s, exact=False, checkpoint=plan.checkpoint, cancelled=progress.stopped
+        )
         return same, replace(best, checkpoint=plan.checkpoint)
 
     def sweep(self, progress: Any, request: SweepRequest) -> None:

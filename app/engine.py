@@ -132,12 +132,12 @@ class PlannerEngine(Answering, Comparing):
         layers: tuple[str, ...] | None = None,
     ) -> Plan:
         """`exact` False answers at once with a gap; None may go on to prove it. `demands`: the user's, of every kind.
-        `layers`: checkpoint just these, instead of choosing."""
+        `layers`: checkpoint just these, instead of choosing. Asked to stop, it answers with the best plan so far."""
         progress("solve")
         how = self.checkpoint if layers is None else layers
         plan = self.bench.solve(
             self.with_defaults(demands, memory_bytes), time_limit_s=time_limit_s, exact=exact, checkpoint=how,
-            told=lambda now: progress.news(standing(now.value_us, now.bound_us)),
+            told=lambda now: progress.news(standing(now.value_us, now.bound_us)), cancelled=progress.stopped,
         )  # fmt: skip
         return replace(plan, checkpoint=self.checkpoint)
 

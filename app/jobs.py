@@ -20,6 +20,9 @@ from typing import Any, NamedTuple
 from app.engine import PLANNER_ENGINE, STOP, OpenSpec, serve
 from planner import PlannerError, PlanRequest
 
+GRACE_S = 3.0
+"""How long a command that was asked to come to an end may take; then its process is ended."""
+
 IDLE_S = 900.0
 """A worker without work ends after this many seconds; the next command pays for opening it again."""
 
@@ -43,6 +46,7 @@ class Job:
         news: where the stage at hand stands, "" if nothing is known.
         rows: the parts of a result that comes in parts; they stay whatever becomes of the rest.
         waits_for_room: no free core for another process yet.
+        cut_short: it was asked to come to an end with what it has.
     """
 
     command: str
@@ -54,6 +58,7 @@ class Job:
     news: str = ""
     rows: list[Any] = field(default_factory=list)
     waits_for_room: bool = False
+    cut_short: bool = False
     submitted: float = field(default_factory=time.monotonic)
     finished: float | None = None
     _ended: threading.Event = field(default_factory=threading.Event)
@@ -137,6 +142,26 @@ class Worker:
                 self._asked = None
                 with contextlib.suppress(OSError):  # it has just died, which ends the command as well
                     self._connection.send((STOP, ()))
+
+    def finish(self, job: Job, grace_s: float = GRACE_S) -> None:
+        """Asks a running command to end now with the best it has. One that does not answer in time, or has not begun, is
+        cancelled."""
+        with self._asking:
+            asked = self._asked is job and self._connection is not None
+            if asked and self._connection is not None:
+                self._asked, job.cut_short = None, True
+                with contextlib.suppress(OSError):  # it has just died, which ends the command as well
+                    self._connection.send((STOP, ()))
+        if not asked:
+            self.cancel(job)
+            return
+        late = threading.Timer(grace_s, self._cancel_late, (job,))
+        late.daemon = True
+        late.start()
+
+    def _cancel_late(self, job: Job) -> None:
+        if job.active:
+            self.cancel(job)
 
     def give_way(self) -> None:
         """Ends the process for one that is needed more. A job that came in meanwhile is begun again by a new process."""

@@ -21,9 +21,12 @@ from app.view_models.proofs import settle
 from app.view_models.setup_form import describe
 from app.workspace import new_id, project_id
 from planner import InfeasibleError, PlanRequest
+from planner.errors import SolverError
 from planner.sweep import SweepRequest
 
 SOLVE_LIMIT_S = 60.0
+SOLVES = ("start", "solve", "recipe", "what_if")
+"""Kinds of jobs that have a plan to show before they end."""
 
 
 def _spec(document: Document) -> OpenSpec:
@@ -188,6 +191,15 @@ def cancel(found: Session) -> None:
     found.running = None
 
 
+def finish(found: Session) -> None:
+    """Ends the running job with the best plan that it has; asked again, or if it has none, without one."""
+    running = found.running
+    if running is None or running.job.cut_short or running.kind not in SOLVES:
+        cancel(found)
+        return
+    running.worker.finish(running.job)
+
+
 def stop_proof(found: Session) -> None:
     """Ends the background proof and its process. The plan stays with the gap it has."""
     if found.proof is not None:
@@ -225,7 +237,9 @@ def _collect(found: Session) -> None:
 
 def _take_over(found: Session, running: Running) -> None:
     job = running.job
-    if job.state == "cancelled":
+    if job.state == "cancelled" or (job.cut_short and isinstance(job.error, SolverError)):  # no plan yet when it was asked to end
+        if running.kind == "start":
+            pool().forget(running.draft)
         return
     if running.kind in ("recipe", "what_if"):
         _take_over_other(found, running)
@@ -256,7 +270,7 @@ def _started(found: Session, running: Running) -> None:
     if found.stored:
         found.document = replace(document, graph_path=workspace().graph_path(document.project, graph.fingerprint))
     found.arrived = True
-    _prove_if_open(found, running.request.time_limit_s)
+    _prove_if_open(found, running, running.request.time_limit_s)
 
 
 def _solved(found: Session, running: Running) -> None:
@@ -266,11 +280,12 @@ def _solved(found: Session, running: Running) -> None:
     if plan.plan_id != document.plan.plan_id:
         drafts.set_plan(found, plan, document.plan)
     found.infeasible, found.error = False, None
-    _prove_if_open(found, SOLVE_LIMIT_S)
+    _prove_if_open(found, running, SOLVE_LIMIT_S)
 
 
-def _prove_if_open(found: Session, time_limit_s: float) -> None:
-    if found.document is not None and found.document.plan.report.status != "optimal":
+def _prove_if_open(found: Session, running: Running, time_limit_s: float) -> None:
+    """Not after a solve that the user ended: the plan stays with its gap until a proof is asked for."""
+    if found.document is not None and found.document.plan.report.status != "optimal" and not running.job.cut_short:
         prove(found, time_limit_s)
 
 

@@ -80,8 +80,9 @@ def _running(found: state.Session, running: Running) -> None:
         f'<div class="px" role="status"><b>{JOB_NAMES[running.kind]}:</b>{detail} {job.seconds:.0f} s</div>',
         width="content",
     )
-    if st.button("Cancel", key="cancel"):
-        work.cancel(found)
+    ending = job.cut_short
+    if st.button("Cancel now" if ending else "Cancel", key="cancel", help="Keeps the best plan so far, if there is one."):
+        work.finish(found)
         st.rerun()
 
 

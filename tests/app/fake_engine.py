@@ -11,6 +11,7 @@ from typing import Any
 from app.engine import OpenSpec, Progress
 from planner import InfeasibleError, InvalidConstraintError, JointGraph, Pin, Plan, Recipe
 from planner.constraint import Constraint
+from planner.errors import SolverError
 from planner.placement import parse
 from planner.sweep import Entry, SweepRequest, meshes
 from tests.app.fake_answers import FakeAnswers
@@ -18,7 +19,8 @@ from tests.app.synthetic import legal, make_plan, small_graph
 
 
 class FakeEngine(FakeAnswers):
-    """A pin's note says what should happen: `infeasible`, `over budget`, `die`, `bug`, `slow`; `unproved`: the first answer is
+    """A pin's note says what should happen: `infeasible`, `over budget`, `die`, `bug`, `slow`, `listening` (until it is asked to
+    stop), `nothing found` (the same, without a plan); `unproved`: the first answer is
     not proved, the search for a proof finds it, after `slow proof` only when it is cancelled."""
 
     def __init__(self, spec: OpenSpec, progress: Progress) -> None:
@@ -66,7 +68,14 @@ class FakeEngine(FakeAnswers):
             time.sleep(60)
         if "slow" in notes:
             time.sleep(60)
+        if notes & {"listening", "nothing found"}:
+            while not progress.stopped():
+                time.sleep(0.01)
+            if "nothing found" in notes:
+                raise SolverError("no plan was found", hint="Give it more time.")
         plan = make_plan(self.graph, self.mesh, pins, memory_bytes=memory_bytes)
+        if "listening" in notes:
+            return replace(plan, report=replace(plan.report, status="feasible", bound_us=0.9 * plan.objective_us))
         if notes & {"unproved", "slow proof"} and exact is False:
             report = replace(plan.report, status="feasible", bound_us=0.99 * plan.objective_us)
             return replace(plan, report=report)

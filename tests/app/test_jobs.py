@@ -97,6 +97,40 @@ def test_cancel_ends_a_running_job_at_once(pool):
     assert finished(worker.submit("legal", WQ)).state == "done"
 
 
+def solving(worker, note: str) -> Job:
+    job = worker.submit("solve", pin(note), None, 1.0, None)
+    while not any(stage.name == "solve" for stage in job.stages):
+        time.sleep(0.02)
+    return job
+
+
+def test_a_command_that_is_asked_to_end_answers_with_what_it_has(pool):
+    worker = pool.worker("a", SPEC)
+    job = solving(worker, "listening")
+    worker.finish(job, grace_s=60)
+    assert finished(job).state == "done" and job.cut_short
+    assert job.result.report.status == "feasible" and job.result.report.gap == pytest.approx(0.1)
+    again = finished(worker.submit("legal", WQ))
+    assert again.state == "done" and not again.stages, "the process is the same one"
+
+
+def test_a_command_that_does_not_answer_in_time_is_ended(pool):
+    worker = pool.worker("a", SPEC)
+    job = solving(worker, "slow")
+    worker.finish(job, grace_s=0.2)
+    assert finished(job).state == "cancelled" and job.error is None and job.seconds < 50
+    assert finished(worker.submit("legal", WQ)).state == "done"
+
+
+def test_a_queued_command_that_is_asked_to_end_is_dropped(pool):
+    worker = pool.worker("a", SPEC)
+    first, queued = solving(worker, "listening"), worker.submit("legal", WQ)
+    worker.finish(queued)
+    assert queued.state == "cancelled" and first.active
+    worker.finish(first, grace_s=60)
+    assert finished(first).state == "done"
+
+
 def test_a_worker_can_be_closed_at_any_time():
     pool = WorkerPool(ENGINE, limit=2)
     for wait_s in (0.0, 0.005, 0.02, 0.1):

@@ -214,7 +214,23 @@ def test_cancel_keeps_everything(open_app):
     plan = document(at).plan
     press(at, "solve")
     press(at, "cancel")
-    assert session(at).running is None and document(at).plan is plan and len(document(at).history.pins) == 1
+    until(at, lambda: session(at).running is None)
+    assert document(at).plan is plan and len(document(at).history.pins) == 1 and not at.error
+
+
+@pytest.mark.parametrize("note", ["listening", "nothing found"])
+def test_cancel_takes_the_best_plan_with_its_gap_if_there_is_one(open_app, note):
+    at = pin_everywhere(open_app(), reason=note)
+    before = document(at).plan
+    press(at, "solve")
+    press(at, "cancel")
+    until(at, lambda: session(at).running is None)
+    after, found = document(at).plan, session(at)
+    if note == "nothing found":
+        assert after is before
+    else:
+        assert after is not before and after.report.status == "feasible" and after.report.gap == pytest.approx(0.1)
+    assert found.proof is None and not at.error and len(document(at).history.pins) == 1
 
 
 def test_an_unproved_answer_is_shown_at_once_and_its_proof_follows(open_app):

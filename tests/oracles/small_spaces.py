@@ -174,12 +174,15 @@ def with_pending_moves(costs: CostTable, seed: int) -> CostTable:
     rng = np.random.default_rng([seed, 1])
     uses = [(n, slot) for n, node in enumerate(costs.space.graph.nodes) if node.is_op for slot in range(len(node.operands))]
     chosen = frozenset(use for use in uses if use not in costs.unreduced and rng.random() < 0.5)
-    price = simple_price(rng)
+    routes = {}
+    for number, known in enumerate(costs.routes):
+        prices = {(g.axes, g.source.tobytes(), g.target.tobytes()): us for g, us in zip(known.groups, known.move_us, strict=True)}
 
-    def dearer(group: MoveGroup) -> np.ndarray:
-        return 1.0 + 0.01 * group.copy_bytes if group.kind is None and group.copy_bytes.any() else price(group)
+        def price(group: MoveGroup, prices: dict[tuple[object, ...], np.ndarray] = prices) -> np.ndarray:
+            as_before = prices.get((group.axes, group.source.tobytes(), group.target.tobytes()))
+            return 1.0 + 0.01 * group.copy_bytes if as_before is None else as_before
 
-    routes = {i: cheapest_routes(lattice, dearer, to_pending=True) for i, lattice in enumerate(costs.space.lattices)}
+        routes[number] = cheapest_routes(known.lattice, price, to_pending=True)
     return replace(costs, routes_to_pending=routes, made_pending=chosen)
 
 
