@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from app.view_models.placements import placements_text
 from app.view_models.status import GB, Quantity
 from planner import JointGraph, Plan, hardware_names, hardware_profile, layer_of, without_layer
+from planner.hardware_changes import split_name
 from planner.provenance import Price, prices
 
 UNITS = ("GB", "ms", "count")
@@ -287,7 +288,7 @@ def price_sources(plan: Plan) -> tuple[Quantity, ...]:
 
     Empty if this installation has not the hardware profile of the plan.
     """
-    if plan.hardware_name.partition("+")[0] not in hardware_names():
+    if split_name(plan.hardware_name)[0] not in hardware_names():
         return ()
     found = prices(plan, hardware_profile(plan.hardware_name))
     return tuple(_price(price, plan) for price in found if price.kind.partition(" ")[0] in TRAFFIC_FACTOR)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.view_models.status import GIB
+from app.view_models.status import GB, GIB
 from planner import Plan
 from planner.hardware import Constant, HardwareProfile
+from planner.hardware_changes import FIELDS, joined_name, split_name
 
 TABLE = "table"
 DECIMALS = ("step ms", "compute ms", "comm ms", "peak GiB")
@@ -24,9 +26,41 @@ class ConstantChange:
     source: str
 
 
-def fabric_choice(machine: str, fabric: str) -> str:
-    """`h100_sxm` with the network it comes with, or `h100_sxm+roce_8x400g`."""
-    return f"{machine}+{fabric}" if fabric else machine
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """A number of a profile that can be changed; `value` in the unit of its label."""
+
+    name: str
+    label: str
+    value: float
+
+
+def fields(profile: HardwareProfile) -> tuple[Field, ...]:
+    values = {
+        "link": ("Links in a node, GB/s", profile.node.link_bytes_per_s / GB),
+        "network": ("Network per device, GB/s", profile.fabric.nic_bytes_per_s / GB),
+        "hbm": ("Memory bandwidth, TB/s", profile.hbm_bytes_per_s / 1e12),
+        "memory": ("Device memory, GB", profile.hbm_bytes / GB),
+        "clock": ("Clock, % of the profile's", 100.0),
+    }
+    return tuple(Field(name=name, label=values[name][0], value=values[name][1]) for name in FIELDS)
+
+
+def factor(field: Field, value: float) -> float:
+    """What the profile's number is multiplied with; 1 if it is left as it is."""
+    found = float(f"{value / field.value:.6g}")
+    return 1.0 if abs(found - 1) < 1e-4 else found
+
+
+def changed_fields(hardware: str) -> str:
+    """`link ×2, memory ×0.5`, "" for a profile as it is."""
+    return ", ".join(f"{name} ×{factor:g}" for name, factor in split_name(hardware)[2].items())
+
+
+def fabric_choice(machine: str, fabric: str, factors: Mapping[str, float] | None = None) -> str:
+    """`h100_sxm` with the network it comes with, or `h100_sxm+roce_8x400g`; with changed fields `h100_sxm@link=2`."""
+    base, own, changes = split_name(machine)
+    return joined_name(base, fabric or own, {**changes, **(factors or {})})
 
 
 def changed_constants(before: HardwareProfile, after: HardwareProfile) -> tuple[ConstantChange, ...]:
@@ -72,4 +106,5 @@ def result_columns(plans: dict[str, Plan]) -> dict[str, list[Any]]:
         "comm ms": [round(plan.comm_us / 1000, 1) for plan in plans.values()],
         "peak GiB": [round(plan.memory.peak_bytes / GIB, 1) for plan in plans.values()],
         "hardware": [plan.hardware_name for plan in plans.values()],
+        "changed fields": [changed_fields(plan.hardware_name) or "none" for plan in plans.values()],
     }

@@ -12,6 +12,7 @@ from app.view_models.hardware_change import fabric_choice
 from app.view_models.model_source import Folders, problem_of
 from app.view_models.status import GB, budget_bytes
 from planner import InputError, Mesh, ModelRequest, Plan, PlannerError, PlanRequest, check_batch, hardware_profile, parse_bytes
+from planner.hardware_changes import joined_name, split_name
 
 T = TypeVar("T")
 OPTIMIZERS = ("adamw", "sgd", "none")
@@ -56,13 +57,14 @@ def form_of(plan: Plan, memory_bytes: int | None, samples: tuple[str, ...]) -> S
     """The form that would ask for this plan again."""
     request = plan.request
     is_sample = request.model in samples
-    machine, _, network = plan.hardware_name.partition("+")
+    machine, network, factors = split_name(plan.hardware_name)
     usual = plan.gpus_per_node == hardware_profile(plan.hardware_name).gpus_per_node
     return SetupForm(
         model=request.model if is_sample else (samples[0] if samples else ""),
         custom_model="" if is_sample else request.model,
         batch=_text(request.batch), seq=_text(request.seq), layers=_text(request.layers), precision=request.precision,
-        mesh=str(plan.mesh), hardware=machine, network=network, gpus_per_node="" if usual else str(plan.gpus_per_node),
+        mesh=str(plan.mesh), hardware=joined_name(machine, "", factors), network=network,
+        gpus_per_node="" if usual else str(plan.gpus_per_node),
         optimizer=plan.memory_policy.optimizer,
         memory="" if memory_bytes is None else f"{memory_bytes / 2**30:g}GiB", checkpoint=plan.checkpoint,
     )  # fmt: skip

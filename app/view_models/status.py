@@ -8,6 +8,7 @@ from app.view_models.demands import Demands as Pins
 from app.view_models.demands import num_changed
 from app.view_models.proofs import gap_text
 from planner import MemoryBudget, Plan
+from planner.hardware_changes import split_name
 
 GIB, MIB, GB, MB = 2**30, 2**20, 10**9, 10**6
 
@@ -91,9 +92,10 @@ def strip(
 ) -> Strip:
     """`exposed`: step and exposed communication of the overlapped forecast in µs, if they are known yet."""
     verdict_text, verdict_tone = verdict(plan)
+    changes = ", ".join(f"{field} ×{factor:g}" for field, factor in split_name(plan.hardware_name)[2].items())
     state_text, state_tone = state(plan, pins, infeasible=infeasible, proving=proving)
     return Strip(
-        title=f"{plan.request.model} / plan {plan.plan_id[:7]}",
+        title=f"{plan.request.model} / plan {plan.plan_id[:7]}" + (f", with {changes}" if changes else ""),
         base=f"base plan {base.plan_id[:7]}" if base else "",
         verdict=verdict_text, verdict_tone=verdict_tone, state=state_text, state_tone=state_tone,
         quantities=(*_times(plan, base), *_overlapped(plan, exposed, base_exposed), _peak(plan, base), *_volumes(plan, base)),

@@ -1,4 +1,4 @@
-"""The open plan on other hardware or another network: as it is, and solved anew. Nothing is traced."""
+"""The open plan on other hardware, another network, or with changed numbers: as it is, and solved anew. Nothing is traced."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from app.view_models.setup_form import describe
 from app.view_models.status import verdict
 from planner import Plan, PlannerError, hardware_names, hardware_profile
 from planner.hardware import fabric_names
+from planner.hardware_changes import FIELDS, HIGHEST, LOWEST, split_name
 
 USUAL = "the one it comes with"
 
@@ -28,7 +29,7 @@ def draw(found: state.Session) -> None:
     same, best = what_if_labels(document.plan.plan_id, after.name)
     unchanged = before.content_hash == after.content_hash
     if unchanged:
-        st.caption("This is the hardware of the open plan. Choose another profile or network.")
+        st.caption("This is the hardware of the open plan. Choose another profile or network, or change a number.")
     if st.button("Price and solve", key="what_if", type="primary", disabled=unchanged or found.running is not None):
         work.what_if(found, after.name)
         st.rerun()
@@ -50,13 +51,31 @@ def draw(found: state.Session) -> None:
 def _ask(plan: Plan) -> str:
     """The choice is kept while other pages are looked at."""
     machines, fabrics = list(hardware_names()), [USUAL, *fabric_names()]
-    now, _, network = plan.hardware_name.partition("+")
-    machine, fabric = st.session_state.get("what_if_kept", (now, network or USUAL))
+    now, network, factors = split_name(plan.hardware_name)
+    machine, fabric, factors = st.session_state.get("what_if_kept", (now, network or USUAL, factors))
     columns = st.columns(2)
     machine = columns[0].selectbox("Hardware", machines, index=_place(machines, machine), key="what_if_machine")
     fabric = columns[1].selectbox("Network between nodes", fabrics, index=_place(fabrics, fabric), key="what_if_fabric")
-    st.session_state["what_if_kept"] = (machine, fabric)
-    return hardware_change.fabric_choice(machine, "" if fabric == USUAL else fabric)
+    name = hardware_change.fabric_choice(machine, "" if fabric == USUAL else fabric)
+    factors = _numbers(name, factors)
+    st.session_state["what_if_kept"] = (machine, fabric, factors)
+    return hardware_change.fabric_choice(name, "", factors)
+
+
+def _numbers(name: str, factors: dict[str, float]) -> dict[str, float]:
+    """The numbers of the profile, to be changed: as factors, which stay when the profile changes."""
+    found = {}
+    fields = hardware_change.fields(hardware_profile(name))
+    for column, field in zip(st.columns(len(fields)), fields, strict=True):
+        value = column.number_input(
+            field.label, min_value=LOWEST * field.value, max_value=HIGHEST * field.value,
+            value=min(HIGHEST, max(LOWEST, factors.get(field.name, 1.0))) * field.value, step=field.value / 10, format="%.6g",
+            key=f"what_if_{field.name} {name}", help=f"{FIELDS[field.name]}; the profile says {field.value:g}.".capitalize(),
+        )  # fmt: skip
+        found[field.name] = hardware_change.factor(field, float(value))
+    changed = hardware_change.changed_fields(hardware_change.fabric_choice(name, "", found))
+    st.caption(plain(f"Changed: {changed}. Results carry that in their name." if changed else "All numbers as in the profile."))
+    return found
 
 
 def _place(options: list[str], wanted: str) -> int:

@@ -15,6 +15,7 @@ from planner.commands.describe import forecast_text, summary
 from planner.constraint import Allow, Constraint, Pin, SamePlacement, parse_forbid, parse_recipe
 from planner.errors import InputError, SolverError
 from planner.graph import JointGraph, ModelRequest
+from planner.hardware_changes import joined_name, split_name
 from planner.mesh import Mesh
 from planner.plan import Plan
 from planner.recipes import RECIPES
@@ -145,7 +146,9 @@ def plan_request(args: argparse.Namespace, replay: Plan | None = None) -> pipeli
 def _hardware(args: argparse.Namespace, replay: Plan | None) -> str:
     """`h100_sxm`, or with another network than its own `h100_sxm+roce_8x400g`. An unknown one is refused before any work."""
     name: str = args.hardware or (replay.hardware_name if replay else "h100_sxm")
-    name = f"{name.partition('+')[0]}+{args.fabric}" if args.fabric else name
+    if args.fabric:
+        machine, _, factors = split_name(name)
+        name = joined_name(machine, args.fabric, factors)
     pipeline.hardware_profile(name)
     return name
 

@@ -199,6 +199,27 @@ def test_other_hardware_is_priced_and_solved_without_touching_the_plan(open_app)
     assert document(at).plan.hardware_name == "h200"
 
 
+def test_changed_numbers_are_priced_and_marked_in_every_result(open_app):
+    at = view(on(open_app(), "compare"), "Hardware what-if")
+    field = at.number_input(key="what_if_link h100_sxm")
+    assert field.value == 450 and "datasheet" not in field.label
+    field.set_value(900.0)
+    at.number_input(key="what_if_memory h100_sxm").set_value(40.0)
+    run(at)
+    changed = set(frame(at, "constant")["constant"])
+    assert {"node.link_bytes_per_s", "memory.usable_bytes"} <= changed and "fabric.nic_bytes_per_s" not in changed
+    press(at, "what_if")
+    finish(at)
+    name = "h100_sxm@link=2,memory=0.5"
+    assert list(frame(at, "hardware")["hardware"]) == ["h100_sxm", name, name]
+    assert list(frame(at, "hardware")["changed fields"]) == ["none", *["link ×2, memory ×0.5"] * 2]
+    press(at, "open_what_if")
+    assert document(at).plan.hardware_name == name
+    assert any("with link ×2, memory ×0.5" in item.body for item in at.get("html")), "in the strip"
+    view(on(at, "compare"), "Hardware what-if")
+    assert at.number_input(key="what_if_link h100_sxm").value == 900, "kept"
+
+
 # ---- Export -------------------------------------------------------------------------------------------------------------
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+
 import pytest
 
+from planner.commands.plan import _hardware
 from planner.errors import InputError, UnknownHardwareError
 from planner.hardware import HardwareProfile, load_profile, profile_names
 from planner.hardware_changes import FIELDS, changes_text, parse_changes, split_name
@@ -60,3 +63,8 @@ def test_what_is_no_change_is_refused(text: str):
     assert "FIELD=FACTOR" in (error.value.hint or "")
     with pytest.raises(UnknownHardwareError):
         load_profile("abacus@link=2")
+
+
+def test_another_network_keeps_the_changes_of_a_name():
+    arguments = Namespace(hardware="h100_sxm@link=0.5", fabric="roce_8x400g")
+    assert _hardware(arguments, None) == "h100_sxm+roce_8x400g@link=0.5"
