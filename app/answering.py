@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 from planner import (
     BoundaryPlacement,
     Explanation,
-    InfeasibleError,
-    InvalidConstraintError,
     Override,
     Pin,
     Plan,
@@ -19,7 +17,6 @@ from planner import (
     Workbench,
 )
 from planner.constraint import Constraint
-from planner.errors import SolverError
 from planner.placement import Placements
 from planner.reasons import LocalPrice
 
@@ -77,29 +74,9 @@ class Answering:
         self, progress: Any, demands: tuple[Constraint, ...], memory_bytes: int | None, conflicts: tuple[str, ...]
     ) -> tuple[Relaxation, ...]:
         """What solving again would bring without each member of a conflict, one after the other, with layers checkpointed as
-        this plan is asked to (`Workbench.relaxations` speaks of the layers as they are)."""
-        found: list[Relaxation] = []
-        everything = self.with_defaults(demands, memory_bytes)
-        for member in dict.fromkeys(everything):
-            if member.describe() in conflicts and not progress.stopped():
-                progress("try without")
-                found.append(self._without(member, tuple(c for c in everything if c != member), progress))
-                progress.row(found[-1])
-        return tuple(found)
-
-    def _without(self, member: Constraint, rest: tuple[Constraint, ...], progress: Any) -> Relaxation:
-        name = member.describe()
-        try:
-            plan = self.bench.solve(
-                rest, exact=False, time_limit_s=QUESTION_S, checkpoint=self.checkpoint, cancelled=progress.stopped
-            )
-        except InfeasibleError as error:
-            return Relaxation(constraint=name, status="infeasible", conflicts=error.conflicts)
-        except InvalidConstraintError as error:  # one of the others cannot be had by itself
-            return Relaxation(constraint=name, status="infeasible", conflicts=(error.message,))
-        except SolverError:
-            return Relaxation(constraint=name, status="time_limit")
-        return Relaxation(
-            constraint=name, status=plan.report.status, objective_us=plan.objective_us, bound_us=plan.report.bound_us,
-            peak_bytes=plan.memory.peak_bytes,
+        this plan is asked to."""
+        progress("try without")
+        return self.bench.relaxations(
+            self.with_defaults(demands, memory_bytes), conflicts, checkpoint=self.checkpoint, row=progress.row,
+            time_limit_s=QUESTION_S * len(conflicts), cancelled=progress.stopped,
         )  # fmt: skip

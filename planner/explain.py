@@ -129,8 +129,9 @@ class _Question:
             return found
         pin = Pin(where=self.place.where, placements=self.asked)
         given_up = relaxations(
-            self.bench.solver, (*self.kept, pin), (*conflicts,), time_limit_s=self.seconds_left, cancelled=self.cancelled
-        )
+            self.bench, (*self.kept, pin), (*conflicts,), checkpoint=self.plan.checkpoint, time_limit_s=self.seconds_left,
+            cancelled=self.cancelled,
+        )  # fmt: skip
         return replace(found, relaxations=given_up)
 
     def compare(self, exact: bool | None) -> Explanation:

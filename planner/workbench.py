@@ -177,12 +177,12 @@ class Workbench:
         return local_prices(self, plan, key, output)
 
     def relaxations(
-        self, constraints: Sequence[Constraint], conflicts: Sequence[str] | None = None, *, time_limit_s: float = 60.0
+        self, constraints: Sequence[Constraint], conflicts: Sequence[str] | None = None, **how: Any
     ) -> tuple[Relaxation, ...]:
         """For each member of a conflict of these constraints, the best plan if it alone is given up; see `relaxations.py`."""
         from planner.relaxations import relaxations
 
-        return relaxations(self.solver, constraints, conflicts, time_limit_s=time_limit_s)
+        return relaxations(self, constraints, conflicts, **how)
 
     def _node(self, key: str) -> int:
         if key not in self.graph.node_by_key:

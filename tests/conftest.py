@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
-BROWSER = Path(__file__).parent / "browser"
+BROWSER = "tests/browser/"
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+class InFiles(LoadScopeScheduling):
     """Tests of one file share what is dear to make (traces, plans, servers); one real browser at a time is enough."""
-    for item in items:
-        together = "browser" if BROWSER in item.path.parents else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(together))
+
+    def _split_scope(self, nodeid: str) -> str:
+        return BROWSER if nodeid.startswith(BROWSER) else nodeid.partition("::")[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
+    return InFiles(config, log)

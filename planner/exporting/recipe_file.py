@@ -20,6 +20,8 @@ from planner.graph import JointGraph, layer_path, without_layer
 from planner.plan import Plan
 from planner.units import format_ms
 
+WHOLE = "one"
+"""Name of an axis of size 1."""
 LABEL = "approximate: DTensor and FSDP choose the backward collectives, not the plan"
 
 
@@ -86,6 +88,7 @@ class _File:
         marks = {
             "DOCSTRING": self._docstring(),
             "FNMATCH": "import fnmatch\n" if self.recipe.shard_dims else "",
+            "FUNCTOOLS": "import functools\n" if self.recipe.checkpointed else "",
             "IMPORTS": "\n".join(self._imports()),
             "FACTORY": self._factory(),
             "LABEL": LABEL,
@@ -142,16 +145,12 @@ class _File:
             *(["Shard"] if self._needs_shard() else []),
         ]
         lines = ["from torch.distributed.device_mesh import DeviceMesh, init_device_mesh"]
-        if recipe.shard:
-            lines.append("from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard")
-        else:
-            lines.append("from torch.distributed._composable.replicate_with_fsdp import replicate")
-            lines.append("from torch.distributed.fsdp import MixedPrecisionPolicy")
+        lines.append("from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard")
         lines.append(f"from torch.distributed.tensor import {', '.join(sorted(tensor))}")
         if styles:
             lines.append(f"from torch.distributed.tensor.parallel import {', '.join(sorted(styles, key=str.lower))}")
         if recipe.checkpointed:
-            lines.append("from torch.distributed._composable.checkpoint_activation import checkpoint")
+            lines.append("from torch.utils.checkpoint import checkpoint")
         functional = ["import torch.nn.functional as F"] if recipe.tensor else []
         return [*functional, *sorted(lines)]
 
@@ -162,15 +161,16 @@ class _File:
         return "+".join(self.plan.mesh.axis_names[axis] for axis in axes)
 
     def _mesh(self) -> dict[str, int]:
-        """Axes of one use are one axis of the recipe. Without a data axis there is one of size 1, which does the casts."""
+        """Axes of one use are one axis of the recipe. If no axis splits parameters, one of size 1 stands for it: `fully_shard`
+        over it keeps them whole, sums gradients over the replicas, and does the casts."""
         sizes = self.plan.mesh.axis_sizes
         group_of = {axis: group for group in (self.recipe.replicate, self.recipe.shard, self.recipe.tensor) for axis in group}
-        found = {} if self.recipe.replicate or self.recipe.shard else {"one": 1}
+        found: dict[str, int] = {}
         for axis, size in enumerate(sizes):
             if size > 1:
                 name = self._name(group_of.get(axis, (axis,)))
                 found[name] = found.get(name, 1) * size
-        return found
+        return found if self.recipe.shard else found | {WHOLE: 1}
 
     def _inputs(self) -> list[str]:
         small = {item.name: item.high for item in (self.tiny or self.graph).inputs}
@@ -186,7 +186,8 @@ class _File:
             lines += self._tensor_lines()
         if self.recipe.checkpointed:
             lines += _indented(f"for name in {_literal(self.recipe.checkpointed)}:  # forward runs again in backward")
-            lines.append("        checkpoint(model.get_submodule(name))")
+            lines.append("        block = model.get_submodule(name)")
+            lines.append("        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)")
         lines += self._data_lines()
         return "\n".join(lines)
 
@@ -237,8 +238,7 @@ class _File:
     def _data_lines(self) -> list[str]:
         recipe = self.recipe
         lines = ["    precision = MixedPrecisionPolicy(param_dtype=low_precision, reduce_dtype=low_precision and torch.float32)"]
-        apply = "fully_shard" if recipe.shard else "replicate"
-        names = [_quoted(name) for name in (self._name(recipe.replicate), self._name(recipe.shard)) if name] or ['"one"']
+        names = [_quoted(name) for name in (self._name(recipe.replicate), self._name(recipe.shard) or WHOLE) if name]
         options = [f"mesh=mesh[{', '.join(names)}]", "mp_policy=precision"]
         options += [f"reshard_after_forward={recipe.reshard}"] if recipe.shard else []
         lines.append(f"    options = dict({', '.join(options)})")
@@ -252,8 +252,8 @@ class _File:
             lines.append('    options["shard_placement_fn"] = lambda p: Shard(split[p])')
         for container in dict.fromkeys(path.rpartition(".")[0] for path in recipe.blocks):
             lines.append(f"    for block in model.get_submodule({_quoted(container)}).children():")
-            lines.append(f"        {apply}(block, **options)")
-        lines.append(f"    return {apply}(model, **options)")
+            lines.append("        fully_shard(block, **options)")
+        lines.append("    return fully_shard(model, **options)")
         return lines
 
     def _dims(self) -> dict[str, int]:
