@@ -47,11 +47,18 @@ class Browser:
             self.heard.append(message.delta.new_element.text.body)
             self.part = message.delta.fragment_id or self.part
 
-    async def hears(self, ends: int) -> list[str]:
+    async def hears(self, ends: int) -> None:
         async with asyncio.timeout(10):
             while self.heard.count("end") < ends:
                 await asyncio.sleep(0.005)
-        return self.heard
+
+    async def hears_no_more(self) -> None:
+        """Several requests are answered by one run or by several: until the last of them has ended."""
+        known = -1
+        async with asyncio.timeout(10):
+            while len(self.heard) > known or self.heard[-1] != "end":
+                known = len(self.heard)
+                await asyncio.sleep(0.3)
 
 
 def rerun(fragment: str = "") -> BackMsg:
@@ -82,6 +89,7 @@ async def heard(script: Path, requests: int) -> list[str]:
             runtime.handle_backmsg(session, rerun(browser.part))
         with contextlib.suppress(TimeoutError):
             await browser.hears(2)
+            await browser.hears_no_more()
         return browser.heard
     finally:
         runtime.stop()
