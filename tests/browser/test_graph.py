@@ -31,6 +31,7 @@ def test_opening_a_run_opens_one_layer_and_keeps_the_rest_together(tab: Tab, qui
 
 def test_modules_open_and_close_without_a_rerun(tab: Tab, quick_server: str):
     tab.open(quick_server)
+    tab.page.get_by_text("exposed comm").first.wait_for()  # the last that the strip hears by itself
     tab.settled()
     before = tab.received_bytes
     tab.box("layers.0 … layers.31 ×32").click()
