@@ -34,9 +34,9 @@ def main() -> None:
         "export": st.Page("views/export.py", title="Export", url_path="export"),
     }
     current = st.navigation(list(pages.values()), position="top")
-    if found.arrived:
-        found.arrived = False
-        st.switch_page(pages["explorer"])
+    if found.arrived and current is not pages["explorer"]:
+        st.switch_page(pages["explorer"])  # a beat of the page left can take its place, and then this is tried again
+    found.arrived = False
     state.write_address(found)
     page_title(current.title)
     strip.draw(found)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from app import opening, state
@@ -352,3 +353,23 @@ def test_a_page_switch_keeps_pins_and_selection(open_app):
 def on_setup(at: AppTest) -> AppTest:
     at.switch_page("views/setup.py")
     return run(at)
+
+
+def test_a_lost_way_to_the_explorer_is_taken_again(open_app, monkeypatch):
+    """A request of the page that is left can arrive behind the switch; Streamlit then runs that page once more instead."""
+    at = open_app()
+    at.switch_page("views/compare.py")
+    run(at)
+    switch, tries = st.switch_page, []
+
+    def overtaken_once(page):
+        tries.append(page)
+        if len(tries) == 1:
+            st.rerun()
+        switch(page)
+
+    monkeypatch.setattr(st, "switch_page", overtaken_once)
+    session(at).arrived = True
+    run(at)
+    assert len(tries) == 2 and not session(at).arrived
+    assert at.session_state["page"] == "Explorer"
