@@ -18,7 +18,7 @@ def main() -> None:
     from app.components.headings import page_title
     from app.views import strip
 
-    streamlit_compat.hear_runs_out()
+    streamlit_compat.install()
 
     st.set_page_config(page_title="Plan explorer", layout="wide")
     is_new, found = state.is_new(), state.session()

@@ -6,24 +6,64 @@ which has stopped; Streamlit (1.67, `AppSession.request_rerun`) then makes a new
 whatever the old one has sent. The browser goes on showing what was there before, for good if the rest was a whole page. Beats
 that ask for news and clicks meet that moment again and again on a busy machine. So here a refused request waits for the
 shutdown, which is the last thing a runner sends; several are passed on in the order in which they came.
+
+**A part of a page is drawn on the page that is shown.** A request for a fragment names the page on which the browser sent it. One
+that is sent just before the browser hears of another page names the one that was left: folded into a request for the new page it
+would lead back (Streamlit takes the page of the later one), and run after it it would drop what the new page's widgets hold. So a
+fragment is asked for on the page of the session, and never changes the page of a request that waits.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+from dataclasses import replace
 from typing import Any
 
 from streamlit.runtime.app_session import AppSession, AppSessionState
 from streamlit.runtime.scriptrunner.script_runner import ScriptRunnerEvent
+from streamlit.runtime.scriptrunner_utils.script_requests import RerunData, ScriptRequests, ScriptRequestType
 
 CREATE, HANDLE = "_create_scriptrunner", "_handle_scriptrunner_event_on_event_loop"
+REQUEST = "request_rerun"
 _HELD = "requests_held"
 """Name of the attribute of a session that lists what waits for the end of its runner."""
 
 
+def install() -> None:
+    """Once per server, however often it is called."""
+    hear_runs_out()
+    keep_to_the_page()
+
+
+def keep_to_the_page() -> None:
+    """Lets requests for fragments never change the page."""
+    ask, fold = getattr(AppSession, REQUEST), getattr(ScriptRequests, REQUEST)
+    if hasattr(ask, "__wrapped__"):
+        return
+
+    @functools.wraps(ask)
+    def ask_on_the_page_shown(self: AppSession, client_state: Any) -> None:
+        page = self._pages_manager.current_page_script_hash
+        if client_state is not None and client_state.fragment_id and page:
+            client_state.page_script_hash = page
+        ask(self, client_state)
+
+    @functools.wraps(fold)
+    def fold_on_the_page_wanted(self: ScriptRequests, new_data: RerunData) -> bool:
+        waits = self._rerun_data
+        if self._state is ScriptRequestType.RERUN and new_data.fragment_id and not waits.fragment_id_queue:
+            new_data = replace(
+                new_data, query_string=waits.query_string, page_script_hash=waits.page_script_hash, page_name=waits.page_name
+            )
+        return fold(self, new_data)
+
+    setattr(AppSession, REQUEST, ask_on_the_page_shown)
+    setattr(ScriptRequests, REQUEST, fold_on_the_page_wanted)
+
+
 def hear_runs_out() -> None:
-    """Lets every run of every session be heard out. Done once per server, however often it is called."""
+    """Lets every run of every session be heard out."""
     create, handle = getattr(AppSession, CREATE, None), getattr(AppSession, HANDLE, None)
     if create is None or handle is None:
         logging.getLogger(__name__).warning("This Streamlit is built in another way: pages can miss the end of a run.")

@@ -121,3 +121,61 @@ def test_streamlit_by_itself_forgets_the_page(script: Path, monkeypatch: pytest.
     for method in (streamlit_compat.CREATE, streamlit_compat.HANDLE):
         monkeypatch.setattr(AppSession, method, getattr(AppSession, method).__wrapped__)
     assert not set(asyncio.run(heard(script, 1))) & set(PAGE[1:-1])
+
+
+PAGES = """
+import streamlit as st
+
+@st.fragment
+def part():
+    if st.session_state.pop("asks_for_all", False):
+        st.rerun()
+
+def show(name):
+    st.text(f"page {name}")
+    part()
+    st.session_state.asks_for_all = True
+
+names = ("one", "two")
+st.navigation([st.Page(lambda name=name: show(name), title=name, url_path=name) for name in names]).run()
+"""
+
+
+async def heard_after_leaving(script: Path, waits: bool) -> list[str]:
+    """Page two is asked for, and then a part of page one, as its browser does that has not heard of page two yet. `waits`: before
+    page two has been begun."""
+    runtime = Runtime(RuntimeConfig(
+        script_path=str(script), media_file_storage=MemoryMediaFileStorage("/media"),
+        uploaded_file_manager=MemoryUploadedFileManager("/upload"),
+    ))  # fmt: skip
+    browser = Browser()
+    await runtime.start()
+    try:
+        session = runtime.connect_session(browser, {})
+        runtime.handle_backmsg(session, rerun())
+        await browser.hears(1)
+        info = runtime._session_mgr.get_session_info(session)
+        assert info is not None
+        hashes = {page["page_name"]: number for number, page in info.session._pages_manager.get_pages().items()}
+        (fragment,) = info.session._fragment_storage._fragments
+        left, wanted = rerun(fragment), rerun()
+        left.rerun_script.page_script_hash, wanted.rerun_script.page_script_hash = hashes["one"], hashes["two"]
+        browser.heard.clear()
+        runtime.handle_backmsg(session, wanted)
+        if not waits:
+            await browser.hears(1)
+        runtime.handle_backmsg(session, left)
+        await browser.hears_no_more()
+        return browser.heard
+    finally:
+        runtime.stop()
+        await runtime.stopped
+        Runtime._instance = None
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_part_of_the_page_left_does_not_lead_back(tmp_path: Path, waits: bool):
+    (tmp_path / "pages.py").write_text(PAGES)
+    streamlit_compat.install()
+    said = [text for text in asyncio.run(heard_after_leaving(tmp_path / "pages.py", waits)) if text != "end"]
+    assert said and set(said) == {"page two"}
