@@ -13,6 +13,7 @@ from streamlit.runtime import Runtime, RuntimeConfig
 from streamlit.runtime.app_session import AppSession
 from streamlit.runtime.memory_media_file_storage import MemoryMediaFileStorage
 from streamlit.runtime.memory_uploaded_file_manager import MemoryUploadedFileManager
+from streamlit.runtime.scriptrunner_utils.script_requests import RerunData, ScriptRequests
 
 from app import streamlit_compat
 
@@ -179,3 +180,12 @@ def test_a_part_of_the_page_left_does_not_lead_back(tmp_path: Path, waits: bool)
     streamlit_compat.install()
     said = [text for text in asyncio.run(heard_after_leaving(tmp_path / "pages.py", waits)) if text != "end"]
     assert said and set(said) == {"page two"}
+
+
+def test_a_part_folded_into_a_request_for_a_page_keeps_that_page():
+    streamlit_compat.install()
+    waiting = ScriptRequests()
+    waiting.request_rerun(RerunData(page_script_hash="wanted", query_string="op=1"))
+    waiting.request_rerun(RerunData(page_script_hash="left", query_string="", fragment_id="strip"))
+    asked = waiting.on_scriptrunner_ready().rerun_data
+    assert (asked.page_script_hash, asked.query_string, asked.fragment_id_queue) == ("wanted", "op=1", [])
