@@ -51,7 +51,8 @@ def prove(layout: Layout, cost_us: np.ndarray, messages: Messages) -> Proof:
     low = np.array([values.min() for values in total])
     part = 1.0 / np.maximum(1, np.maximum(in_edges, out_edges))
     over = [values - least for values, least in zip(total, low, strict=True)]
-    dearer = [np.maximum(0.0, 1.0 - part[node] * in_edges[node]) * over[node] for node in range(n)]
+    left = np.maximum(0.0, 1.0 - part * in_edges)
+    dearer = [np.where(np.isfinite(over[node]), left[node], 1.0) * over[node] for node in range(n)]
     bound = float(low.sum())
     for edge in range(layout.num_edges):
         u, v = int(layout.edge_u[edge]), int(layout.edge_v[edge])

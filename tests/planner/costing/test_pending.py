@@ -65,4 +65,4 @@ def test_it_survives_a_file_a_replay_and_a_forecast(bench: Workbench, plan: Plan
     assert loaded.redistributions == plan.redistributions or loaded.dumps() == plan.dumps()
     assert bench.replay(loaded).objective_us == pytest.approx(plan.objective_us, rel=1e-9)
     found = forecasts(plan, bench.graph)
-    assert found.serial.step_us >= plan.objective_us * (1 - 1e-9)
+    assert found.serial.timeline.step_us >= plan.objective_us * (1 - 1e-9)
