@@ -16,7 +16,7 @@ PAGE_STYLE = """
 [data-testid="stMainBlockContainer"] { padding: 4.1rem 1.6rem 2rem; }
 [data-testid="stVerticalBlock"] { gap: 0.7rem; }
 [data-testid="stMainBlockContainer"] h3 { font-size: 15px; font-weight: 600; padding: 0.35rem 0 0; }
-[data-testid="stCaptionContainer"], [data-testid="stCaptionContainer"] p { color: light-dark(#5a5c68, #a8a9b3); }
+[data-testid="stCaptionContainer"], [data-testid="stCaptionContainer"] p { color: light-dark(#5a5c68, #a8a9b3); opacity: 1; }
 .js-plotly-plot .xtick text, .js-plotly-plot .ytick text, .js-plotly-plot .g-xtitle text, .js-plotly-plot .g-ytitle text,
 .js-plotly-plot .annotation text { fill: light-dark(#5a5c68, #b4b5be) !important; }
 [data-testid="stBaseButton-primary"] { color: light-dark(#ffffff, #0e1117); }

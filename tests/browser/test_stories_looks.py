@@ -26,7 +26,6 @@ def measured(tab: Tab) -> dict[str, Any]:
     return dict(tab.page.evaluate(MEASURES))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True])
 def test_every_page_fits_and_can_be_read(new_tab: Callable[..., Tab], small: SmallServer, tmp_path: Path, dark: bool):
     """Text against its ground at least 4.5:1 (3:1 if large), as WCAG 2 has it; canvases and text on bars are not measured."""
