@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,9 @@ def rerun(fragment: str = "") -> BackMsg:
     return message
 
 
-async def heard(script: Path, requests: int) -> list[str]:
-    """A second page ends while the event loop is busy; then part of it is asked for, before anything of the page is delivered."""
+@contextlib.asynccontextmanager
+async def served(script: Path) -> AsyncIterator[tuple[Runtime, str, AppSession, Browser]]:
+    """A runtime, a session of it and its browser, which has heard the first page."""
     runtime = Runtime(RuntimeConfig(
         script_path=str(script), media_file_storage=MemoryMediaFileStorage("/media"),
         uploaded_file_manager=MemoryUploadedFileManager("/upload"),
@@ -79,25 +81,32 @@ async def heard(script: Path, requests: int) -> list[str]:
     browser = Browser()
     await runtime.start()
     try:
-        session = runtime.connect_session(browser, {})
-        runtime.handle_backmsg(session, rerun())
+        number = runtime.connect_session(browser, {})
+        runtime.handle_backmsg(number, rerun())
         await browser.hears(1)
-        await asyncio.sleep(0.05)  # its runner is gone
-        browser.heard.clear()
-        runtime.handle_backmsg(session, rerun())
-        info = runtime._session_mgr.get_session_info(session)
-        assert info is not None and info.session._scriptrunner is not None
-        info.session._scriptrunner._script_thread.join(10)
-        for _ in range(requests):
-            runtime.handle_backmsg(session, rerun(browser.part))
-        with contextlib.suppress(TimeoutError):
-            await browser.hears(2)
-            await browser.hears_no_more()
-        return browser.heard
+        info = runtime._session_mgr.get_session_info(number)
+        assert info is not None
+        yield runtime, number, info.session, browser
     finally:
         runtime.stop()
         await runtime.stopped
         Runtime._instance = None
+
+
+async def heard(script: Path, requests: int) -> list[str]:
+    """A second page ends while the event loop is busy; then part of it is asked for, before anything of the page is delivered."""
+    async with served(script) as (runtime, number, session, browser):
+        await asyncio.sleep(0.05)  # its runner is gone
+        browser.heard.clear()
+        runtime.handle_backmsg(number, rerun())
+        assert session._scriptrunner is not None
+        session._scriptrunner._script_thread.join(10)
+        for _ in range(requests):
+            runtime.handle_backmsg(number, rerun(browser.part))
+        with contextlib.suppress(TimeoutError):
+            await browser.hears(2)
+            await browser.hears_no_more()
+        return browser.heard
 
 
 PAGE = ["part 2", *(f"page 2 element {number}" for number in range(3)), "end"]
@@ -147,33 +156,18 @@ st.navigation([st.Page(lambda name=name: show(name), title=name, url_path=name) 
 async def heard_after_leaving(script: Path, waits: bool) -> list[str]:
     """Page two is asked for, and then a part of page one, as its browser does that has not heard of page two yet. `waits`: before
     page two has been begun."""
-    runtime = Runtime(RuntimeConfig(
-        script_path=str(script), media_file_storage=MemoryMediaFileStorage("/media"),
-        uploaded_file_manager=MemoryUploadedFileManager("/upload"),
-    ))  # fmt: skip
-    browser = Browser()
-    await runtime.start()
-    try:
-        session = runtime.connect_session(browser, {})
-        runtime.handle_backmsg(session, rerun())
-        await browser.hears(1)
-        info = runtime._session_mgr.get_session_info(session)
-        assert info is not None
-        hashes = {page["page_name"]: number for number, page in info.session._pages_manager.get_pages().items()}
-        (fragment,) = info.session._fragment_storage._fragments
+    async with served(script) as (runtime, number, session, browser):
+        hashes = {page["page_name"]: name for name, page in session._pages_manager.get_pages().items()}
+        (fragment,) = session._fragment_storage._fragments
         left, wanted = rerun(fragment), rerun()
         left.rerun_script.page_script_hash, wanted.rerun_script.page_script_hash = hashes["one"], hashes["two"]
         browser.heard.clear()
-        runtime.handle_backmsg(session, wanted)
+        runtime.handle_backmsg(number, wanted)
         if not waits:
             await browser.hears(1)
-        runtime.handle_backmsg(session, left)
+        runtime.handle_backmsg(number, left)
         await browser.hears_no_more()
         return browser.heard
-    finally:
-        runtime.stop()
-        await runtime.stopped
-        Runtime._instance = None
 
 
 @pytest.mark.parametrize("waits", [True, False])
