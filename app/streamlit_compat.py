@@ -11,10 +11,6 @@ shutdown, which is the last thing a runner sends; several are passed on in the o
 that is sent just before the browser hears of another page names the one that was left: folded into a request for the new page it
 would lead back (Streamlit takes the page of the later one), and run after it it would drop what the new page's widgets hold. So a
 fragment is asked for on the page of the session, and never changes the page of a request that waits.
-
-**Nothing is sent whose place was never sent.** When a fragment is drawn again before its last drawing has left, Streamlit drops
-what is left of that, but keeps what fragments inside of it drew. Where those stand in a container that was dropped, the browser
-stops with "Cannot set a node at a delta path". They are dropped with it: the fragment around them draws them again.
 """
 
 from __future__ import annotations
@@ -24,9 +20,7 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 from streamlit.runtime.app_session import AppSession, AppSessionState
-from streamlit.runtime.forward_msg_queue import ForwardMsgQueue
 from streamlit.runtime.scriptrunner.script_runner import ScriptRunnerEvent
 from streamlit.runtime.scriptrunner_utils.script_requests import RerunData, ScriptRequests, ScriptRequestType
 
@@ -40,35 +34,6 @@ def install() -> None:
     """Once per server, however often it is called."""
     hear_runs_out()
     keep_to_the_page()
-    drop_what_lost_its_place()
-
-
-def drop_what_lost_its_place() -> None:
-    """Lets no element be sent without the container it stands in."""
-    clear = ForwardMsgQueue.clear
-    if hasattr(clear, "__wrapped__"):
-        return
-
-    @functools.wraps(clear)
-    def clear_with_inner_parts(
-        self: ForwardMsgQueue, retain_lifecycle_msgs: bool = False, fragment_ids_this_run: list[str] | None = None
-    ) -> None:
-        waiting = set(map(_place, self._queue)) if fragment_ids_this_run else set()
-        clear(self, retain_lifecycle_msgs, fragment_ids_this_run)
-        dropped = waiting.difference(map(_place, self._queue))
-        if dropped:
-            self._queue = [
-                message
-                for message in self._queue
-                if not any(_place(message)[:depth] in dropped for depth in range(1, len(_place(message))))
-            ]
-
-    ForwardMsgQueue.clear = clear_with_inner_parts  # type: ignore[method-assign]
-
-
-def _place(message: ForwardMsg) -> tuple[int, ...]:
-    """Of an element or container in the page; empty for messages that have none."""
-    return tuple(message.metadata.delta_path) if message.WhichOneof("type") == "delta" else ()
 
 
 def keep_to_the_page() -> None:

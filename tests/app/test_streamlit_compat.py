@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 from streamlit.proto.BackMsg_pb2 import BackMsg
-from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 from streamlit.runtime import Runtime, RuntimeConfig
 from streamlit.runtime.app_session import AppSession
-from streamlit.runtime.forward_msg_queue import ForwardMsgQueue
 from streamlit.runtime.memory_media_file_storage import MemoryMediaFileStorage
 from streamlit.runtime.memory_uploaded_file_manager import MemoryUploadedFileManager
 from streamlit.runtime.scriptrunner_utils.script_requests import RerunData, ScriptRequests
@@ -185,27 +183,3 @@ def test_a_part_folded_into_a_request_for_a_page_keeps_that_page():
     waiting.request_rerun(RerunData(page_script_hash="left", query_string="", fragment_id="strip"))
     asked = waiting.on_scriptrunner_ready().rerun_data
     assert (asked.page_script_hash, asked.query_string, asked.fragment_id_queue) == ("wanted", "op=1", [])
-
-
-def test_what_stands_in_a_dropped_container_is_dropped_with_it():
-    streamlit_compat.install()
-    queue = ForwardMsgQueue()
-    for fragment, place in (
-        ("outer", [0, 1]),
-        ("inner", [0, 1, 0]),
-        ("inner", [0, 1, 0, 2]),
-        ("other", [0, 2]),
-        ("other", [0, 2, 0]),
-    ):
-        message = ForwardMsg()
-        message.delta.fragment_id = fragment
-        message.delta.new_element.text.body = fragment
-        message.metadata.delta_path.extend(place)
-        queue.enqueue(message)
-    finished = ForwardMsg()
-    finished.script_finished = ForwardMsg.FINISHED_SUCCESSFULLY
-    queue.enqueue(finished)
-    queue.clear(retain_lifecycle_msgs=True, fragment_ids_this_run=["outer"])
-    left = queue.flush()
-    assert [list(message.metadata.delta_path) for message in left] == [[0, 2], [0, 2, 0], []]
-    assert left[-1].WhichOneof("type") == "script_finished" and queue.is_empty()
