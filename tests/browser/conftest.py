@@ -31,13 +31,13 @@ FLAGS = [
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test of this folder needs a browser. One that fails is tried up to twice more, and reported as rerun: on a loaded
+    """Every test of this folder needs a browser. One that fails is tried up to four times more, and reported as rerun: on a loaded
     machine anything can take longer than a test waits."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.browser)
-            item.add_marker(pytest.mark.flaky(reruns=2))
+            item.add_marker(pytest.mark.flaky(reruns=4))
 
 
 @dataclass
