@@ -31,8 +31,8 @@ FLAGS = [
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test of this folder needs a browser. One that fails is tried up to four times more, and reported as rerun: on a loaded
-    machine anything can take longer than a test waits."""
+    """Every test of this folder needs a browser. One that fails is tried up to four times more, and reported as rerun: on a
+    loaded machine anything can take longer than a test waits."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
