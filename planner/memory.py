@@ -51,7 +51,9 @@ class MemoryBreakdown:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> MemoryBreakdown:
-        return cls(**{f.name: int(data[f.name] if f.name != "kept_parameter_bytes" else data.get(f.name, 0)) for f in fields(cls)})
+        return cls(
+            **{f.name: int(data[f.name] if f.name != "kept_parameter_bytes" else data.get(f.name, 0)) for f in fields(cls)}
+        )
 
 
 @dataclass(frozen=True, eq=False)

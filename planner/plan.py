@@ -177,6 +177,12 @@ class Plan:
         return "+".join(self.mesh.axis_names[axis] for axis in axes)
 
     @property
+    def kept_text(self) -> str:
+        """`backward reads 225 parameters as forward read them, kept until then`; "" if none is kept."""
+        count = sum(choice.kept for choice in self.choices.values())
+        return f"backward reads {count} parameter{'s' * (count > 1)} as forward read them, kept until then" if count else ""
+
+    @property
     def checkpointed_text(self) -> str:
         """`forward of 12 layers runs again in backward: layers.0 ... layers.11`; "" if no layer is checkpointed."""
         names = self.checkpointed

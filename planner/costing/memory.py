@@ -43,8 +43,8 @@ def memory_table(space: StrategySpace, policy: MemoryPolicy) -> MemoryTable:
             key = (-2, id(strategies), number)
             if key not in shared:
                 zero = np.zeros(len(strategies))
-                kept = np.where(strategies.kept, _local_bytes(strategies, 0, space.lattices[number]), 0.0)
-                shared[key] = MemoryTerms(zero, zero, zero, zero, kept)
+                held = np.where(strategies.kept, _local_bytes(strategies, 0, space.lattices[number]), 0.0)
+                shared[key] = MemoryTerms(zero, zero, zero, zero, held)
             terms[node] = shared[key]
     return MemoryTable(policy, terms)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from planner.constraint import Constraint, Facts
 from planner.cost import CostTable
-from planner.graph import JointGraph, TensorRef
+from planner.graph import FORWARD, JointGraph, TensorRef
 from planner.memory import MemoryBreakdown
 from planner.plan import Choice, Plan, Redistribution, Step
 from planner.redistribution import Routes
@@ -164,6 +164,20 @@ def changes(costs: CostTable, strategy: np.ndarray, shared: Mapping[tuple[Tensor
             if wanted is not None and wanted != start:
                 routes = costs.routes_of_use(lattice, consumer, slot)
                 yield Change(ref, phase, routes, start, wanted, [(consumer, slot)], False)
+
+
+def kept_placements(
+    costs: CostTable, strategy: np.ndarray, shared: Mapping[tuple[TensorRef, str], int]
+) -> Iterable[tuple[int, int, int]]:
+    """(node, placement number in which it is kept, that in which the forward pass reads the tensor) of all that is kept."""
+    space, uses = costs.space, None
+    for node, ref in space.graph.kept_from.items():
+        if space.strategies[node].is_kept(int(strategy[node])):
+            uses = uses_by_phase(costs) if uses is None else uses
+            readers = uses[ref, FORWARD]
+            read = _wanted(costs, strategy, *readers[0]) if len(readers) == 1 else shared[ref, FORWARD]
+            assert read is not None, "a forward op reads its operands"
+            yield node, int(space.strategies[node].output(0)[strategy[node]]), read
 
 
 def _wanted(costs: CostTable, strategy: np.ndarray, consumer: int, slot: int) -> int | None:

@@ -188,10 +188,17 @@ class _Draft:
         return self._column[key]
 
     def add_edge(
-        self, source: int, source_port: np.ndarray, target: int, target_port: np.ndarray, routes: Routes, *, optional: bool = False
+        self,
+        source: int,
+        source_port: np.ndarray,
+        target: int,
+        target_port: np.ndarray,
+        routes: Routes,
+        *,
+        optional: bool = False,
     ) -> None:
-        """A tensor goes from `source` to `target`; stored so that the earlier node comes first. `optional`: the target may require
-        nothing, as one more placement that costs nothing to reach."""
+        """A tensor goes from `source` to `target`; stored so that the earlier node comes first. `optional`: the target may
+        require nothing, as one more placement that costs nothing to reach."""
         backwards = source > target
         key = (id(routes), backwards, optional)
         if key not in self._table_number:
@@ -358,4 +365,3 @@ def _add_keeping(
     else:
         consumer, slot = found[0]
         draft.keep(int(node_of[consumer]), draft.operand(ref, consumer, slot), int(node_of[node]), draft.kept(node), size)
-
