@@ -87,7 +87,7 @@ def summary(plan: Plan) -> str:
         f"  step time {format_ms(plan.objective_us)} (serial, no overlap) = compute {format_ms(plan.compute_us)}"
         f" + communication {format_ms(plan.comm_us)}",
         f"  memory {format_gib(plan.memory.peak_bytes)} per device: "
-        + ", ".join(_named_bytes(name, size) for name, size in plan.memory.to_json().items()),
+        + ", ".join(_named_bytes(*part) for part in plan.memory.to_json().items() if part != ("kept_parameter_bytes", 0)),
     ]
     if report.merged_us:
         lines.append(f"  proof and bound count equal redistributions for each use: {format_ms(report.objective_us)}")
