@@ -22,6 +22,7 @@ MATH, MEMORY, COMMUNICATION = "math", "memory", "communication"
 """What holds an action up: arithmetic units, device memory, links. Decides how much it suffers beside other work."""
 
 GRADIENT, GATHERED, ACTIVATION, TEMPORARY = "gradients", "gathered parameters", "saved activations", "temporaries"
+KEPT = "kept parameters"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,8 @@ class Storage:
     Attributes:
         num_bytes: on one device.
         shape: local shape of the tensor that owns it.
-        category: GRADIENT, GATHERED (made of parameters alone), ACTIVATION (made in forward, read in backward) or TEMPORARY.
+        category: GRADIENT, GATHERED (made of parameters alone), KEPT (the same, but kept from forward to backward), ACTIVATION
+            (made in forward, read in backward) or TEMPORARY.
     """
 
     key: str

@@ -169,6 +169,36 @@ class SamePlacement:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReshardAfterForward:
+    """What becomes of parameters as the forward pass reads them (cast, gathered). `always`: backward casts and gathers them
+    again; `never`: all are kept for it. Left free, the planner keeps what pays and fits."""
+
+    when: str
+    note: str = ""
+
+    def describe(self) -> str:
+        return f"reshard after forward: {self.when}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "reshard_after_forward", "when": self.when, "note": self.note}
+
+    def masks(self, space: StrategySpace) -> dict[int, np.ndarray]:
+        """graph node -> bool over its strategies."""
+        if self.when not in RESHARD:
+            raise InvalidConstraintError(
+                f"{self.when!r} does not say when parameters are resharded", hint=f"It is one of {', '.join(RESHARD)}."
+            )
+        found = {node: kept for node in space.graph.kept_from if (kept := space.strategies[node].kept) is not None}
+        return {node: kept if self.when == "never" else ~kept for node, kept in found.items()}
+
+    def holds(self, facts: Facts) -> bool:
+        return all(mask[facts.strategy[node]] for node, mask in self.masks(facts.space).items())
+
+
+RESHARD = ("always", "never")
+
+
+@dataclass(frozen=True, kw_only=True)
 class BoundaryPlacement:
     """What the data loader delivers or how an output leaves: like a pin, but stated by the model rather than the user."""
 
@@ -187,7 +217,7 @@ class BoundaryPlacement:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryBudget:
-    """Parameters + gradients + optimizer state + saved activations of a device stay within `num_bytes`."""
+    """Parameters + gradients + optimizer state + saved activations + kept parameters of a device stay within `num_bytes`."""
 
     num_bytes: int
 
@@ -201,7 +231,9 @@ class MemoryBudget:
         return facts.peak_bytes <= self.num_bytes
 
 
-Constraint = Pin | Allow | Forbid | ForbidCollective | SamePlacement | Recipe | BoundaryPlacement | MemoryBudget
+Constraint = (
+    Pin | Allow | Forbid | ForbidCollective | SamePlacement | Recipe | ReshardAfterForward | BoundaryPlacement | MemoryBudget
+)
 
 
 def holds(constraint: Constraint, facts: Facts) -> bool:
@@ -224,14 +256,16 @@ def from_json(data: Mapping[str, Any], mesh: Mesh) -> Constraint:
     if kind == "tie":
         return SamePlacement(where=data["where"], note=note)
     if kind == "recipe":
-        return Recipe(name=data["name"], axes=tuple(data["axes"]), note=note)
+        return Recipe(name=data["name"], axes=tuple(data["axes"]), note=note, may_keep=bool(data.get("may_keep", False)))
+    if kind == "reshard_after_forward":
+        return ReshardAfterForward(when=data["when"], note=note)
     if kind == "boundary":
         return BoundaryPlacement(where=data["where"], placements=parse(data["placements"], mesh))
     if kind == "memory":
         return MemoryBudget(num_bytes=int(data["num_bytes"]))
     raise InvalidConstraintError(
         f"unknown constraint kind {kind!r}",
-        hint="Kinds are pin, allow, forbid, forbid_collective, tie, recipe, boundary, memory.",
+        hint="Kinds are pin, allow, forbid, forbid_collective, tie, recipe, reshard_after_forward, boundary, memory.",
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from planner.constraint import Constraint, Pin
 from planner.errors import InfeasibleError, InvalidConstraintError
-from planner.graph import JointGraph, TensorRef, without_layer
+from planner.graph import FORWARD, JointGraph, TensorRef, without_layer
 from planner.overrides import Place, others_than, solve_with
 from planner.placement import Placements, Replicate, text
 from planner.plan import Choice, Plan, Redistribution
@@ -233,6 +233,8 @@ class _Difference:
 
 def _strategy_text(choice: Choice) -> str:
     sides = [", ".join("-" if p is None else text(p) for p in side) for side in (choice.operands, choice.outputs)]
+    if choice.kept:
+        return f"kept {sides[1]}"
     return f"{sides[0]} -> {sides[1]}" if sides[0] else sides[1]
 
 
@@ -283,7 +285,7 @@ class _LocalPrices:
         self.strategies = costs.space.strategies[node]
         self.uses = uses_by_phase(costs)
         self.compute = costs.compute_us[node]
-        self.inputs = self._inputs()
+        self.inputs = self._inputs() + self._kept_by_readers()
         self.outputs = self._outputs()
 
     def best(self, output: int, number: int, placements: Placements, chosen: bool) -> LocalPrice:
@@ -309,6 +311,27 @@ class _LocalPrices:
             start = self.solution.shared.get((ref, node.phase), self._made(ref))
             routes = self.costs.routes_of_use(self.costs.space.lattice_of[ref], self.node, slot)
             total = total + routes.table_us[start, self.strategies.operand(slot)]
+        if self.strategies.kept is None:
+            return total
+        read = self._read_in_forward(self.costs.space.graph.kept_from[self.node])
+        taken = np.where(self.strategies.output(0) == read, 0.0, np.inf)
+        return np.where(self.strategies.kept, taken, total)
+
+    def _read_in_forward(self, ref: TensorRef) -> int | None:
+        """Placement number in which the forward pass reads a tensor: the shared one, or that of its only reader."""
+        if (ref, FORWARD) in self.solution.shared:
+            return self.solution.shared[ref, FORWARD]
+        return self._wanted(ref, *self.uses[ref, FORWARD][0])
+
+    def _kept_by_readers(self) -> np.ndarray:
+        """What this op reads of a tensor that is kept for backward must stay as it is."""
+        space, total = self.costs.space, np.zeros(len(self.strategies))
+        for node, ref in space.graph.kept_from.items():
+            readers = self.uses[ref, FORWARD]
+            kept = space.strategies[node].is_kept(int(self.solution.strategy[node]))
+            if kept and len(readers) == 1 and readers[0][0] == self.node:
+                now = space.strategies[node].output(0)[self.solution.strategy[node]]
+                total = total + np.where(self.strategies.operand(readers[0][1]) == now, 0.0, np.inf)
         return total
 
     def _outputs(self) -> np.ndarray:
@@ -320,8 +343,9 @@ class _LocalPrices:
             lattice, made = self.costs.space.lattice_of[ref], self.strategies.output(ref.output)
             to_uses = np.zeros(len(self.costs.space.lattices[lattice]))
             for consumer, slot in uses:
-                routes = self.costs.routes_of_use(lattice, consumer, slot)
-                to_uses = to_uses + routes.table_us[:, self._wanted(ref, consumer, slot)]
+                routes, wanted = self.costs.routes_of_use(lattice, consumer, slot), self._wanted(ref, consumer, slot)
+                if wanted is not None:
+                    to_uses = to_uses + routes.table_us[:, wanted]
             if len(uses) > 1:
                 held = any(use in self.costs.unreduced for use in uses)
                 routes = self.costs.routes_without_reduction[lattice] if held else self.costs.routes[lattice]
@@ -329,10 +353,13 @@ class _LocalPrices:
             total = total + to_uses[made]
         return total
 
-    def _wanted(self, ref: TensorRef, consumer: int, slot: int) -> int:
-        """Placement number, in the lattice of `ref`, that a use asks for; slot -1 is the storing of a gradient or buffer."""
+    def _wanted(self, ref: TensorRef, consumer: int, slot: int) -> int | None:
+        """Placement number, in the lattice of `ref`, that a use asks for; slot -1 is the storing of a gradient or buffer. None:
+        it reads nothing, because its result is kept from forward."""
         space = self.costs.space
         strategies = space.strategies[consumer]
+        if slot >= 0 and strategies.is_kept(int(self.solution.strategy[consumer])):
+            return None
         if slot >= 0:
             return int(strategies.operand(slot)[self.solution.strategy[consumer]])
         stored = int(strategies.output(0)[self.solution.strategy[consumer]])

@@ -307,6 +307,32 @@ class JointGraph:
             ref = self.nodes[ref.node].operands[0]
         return ref
 
+    @cached_property
+    def kept_from(self) -> dict[int, TensorRef]:
+        """Backward node -> the forward tensor that it repeats, computed directly from parameters and constant buffers.
+
+        Instead of running again it can take what the forward pass read (a parameter in lower precision, gathered), if that is
+        kept: FSDP's `reshard_after_forward=False`.
+        """
+        updated = {buffer.node for buffer in self.buffers if buffer.update is not None}
+        leaves = {n for n, node in enumerate(self.nodes) if node.kind in ("param", "buffer") and n not in updated}
+        stored = {ref for ref, _ in self.stored.values()}
+        forward: dict[object, TensorRef] = {}
+        found: dict[int, TensorRef] = {}
+        for index, node in enumerate(self.nodes):
+            reads = {ref.node for ref in node.operands}
+            if not (node.is_op and len(node.outputs) == 1 and reads & self.parameter_of_node.keys() and reads <= leaves):
+                continue
+            made, same = TensorRef(index, 0), (node.op, node.args, node.kwargs, node.module, node.operands)
+            if node.phase == BACKWARD and same in forward:
+                found[index] = forward[same]
+            elif node.phase == FORWARD and made not in stored and self._is_read_in_forward(made):
+                forward.setdefault(same, made)
+        return found
+
+    def _is_read_in_forward(self, ref: TensorRef) -> bool:
+        return any(self.nodes[user].phase == FORWARD for user, _ in self.users.get(ref, ()))
+
     def repeated_layer(self, node: Node) -> str | None:
         """Path of the checkpointed layer whose forward pass a node of the backward phase repeats; None for other nodes."""
         path = layer_path(node.module) if self.checkpointed and node.rematerialised else None

@@ -25,6 +25,7 @@ from planner.actions import (
     GATHERED,
     GRADIENT,
     IN_NODE,
+    KEPT,
     MATH,
     MEMORY,
     SCHEDULES,
@@ -38,11 +39,11 @@ from planner.costing.collective import MeshCollectives, mesh_collectives
 from planner.errors import InputError, PlanFormatError
 from planner.exporting.lower import lower
 from planner.exporting.parts import schedule_of
-from planner.graph import VIEW_OPS, JointGraph, TensorRef
+from planner.graph import VIEW_OPS, JointGraph, Node, TensorRef
 from planner.mesh import Mesh
 from planner.ordering import in_series
 from planner.placement import Placements, Shard, text
-from planner.plan import Plan, Step
+from planner.plan import Choice, Plan, Step
 from planner.redistribution import Collective, CollectiveKind
 from planner.schedule import Event, EventKind, Part, Schedule, at_issue, at_wait
 from planner.wiring import Source, Wiring
@@ -131,6 +132,7 @@ class _Emission:
         gradients = {p.node for p in graph.parameters}
         self.gradients = {value for leaf, value in self.wiring.stored.items() if leaf in gradients}
         self.moved = {self.wiring.start(number) for number in range(len(self.plan.redistributions))}
+        self.kept = set(self.wiring.kept.values())
         self.saved = {graph.storage_root(ref) for ref in graph.saved_for_backward}
 
     # ---- the step -----------------------------------------------------------------------------------------------------
@@ -167,9 +169,12 @@ class _Emission:
         if node.op in VIEW_OPS:
             self.storage_of.update((value, self.storage_of.get(operands[0])) for value in outputs)
             return
+        if choice.kept:
+            self._take(node, choice, operands[0], outputs[0])
+            return
         writes = []
         for value in outputs:
-            written = choice.compute_us > 0 or value in self.moved
+            written = choice.compute_us > 0 or value in self.moved or value in self.kept
             self.storage_of[value] = self._store(value, choice.outputs[value.ref.output]) if written else None
             writes.append(self.storage_of[value])
         alone = node.flops > 0 or choice.compute_us >= self.hardware.pointwise.launch_us - _ROUNDING_US
@@ -186,6 +191,17 @@ class _Emission:
                 has_workspace=node.flops > 0,
             )
         )
+
+    def _take(self, node: Node, choice: Choice, kept: Source, value: Source) -> None:
+        """A parameter kept from forward: nothing runs; as part of a larger kernel it is read there."""
+        self.storage_of[value] = self.storage_of.get(kept)
+        if choice.compute_us > 0:
+            self._add(
+                Action(
+                    name=node.key, lane=COMPUTE, us=choice.compute_us, bound=MEMORY, launches=0, block=self.block,
+                    reads=_some([self.storage_of[value]]),
+                )
+            )  # fmt: skip
 
     # ---- redistributions ----------------------------------------------------------------------------------------------
     def _issue(self, number: int) -> None:
@@ -294,6 +310,8 @@ class _Emission:
     def _category(self, value: Source) -> str:
         if value in self.gradients:
             return GRADIENT
+        if value in self.kept:
+            return KEPT
         if value.ref.node in self.wiring.from_parameters:
             return GATHERED
         return ACTIVATION if value.moved is None and value.ref in self.saved else TEMPORARY

@@ -31,12 +31,16 @@ class MemoryPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryBreakdown:
-    """Bytes on one device (all devices hold the same, shards are even). `peak_bytes` is their sum: no temporaries, no reserve."""
+    """Bytes on one device (all devices hold the same, shards are even). `peak_bytes` is their sum: no temporaries, no reserve.
+
+    `kept_parameter_bytes`: parameters as the forward pass read them (cast, gathered), kept for backward.
+    """
 
     parameter_bytes: int = 0
     gradient_bytes: int = 0
     optimizer_bytes: int = 0
     activation_bytes: int = 0
+    kept_parameter_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -47,7 +51,9 @@ class MemoryBreakdown:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> MemoryBreakdown:
-        return cls(**{f.name: int(data[f.name]) for f in fields(cls)})
+        return cls(
+            **{f.name: int(data[f.name] if f.name != "kept_parameter_bytes" else data.get(f.name, 0)) for f in fields(cls)}
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +64,13 @@ class MemoryTerms:
     gradient_bytes: np.ndarray
     optimizer_bytes: np.ndarray
     activation_bytes: np.ndarray
+    kept_parameter_bytes: np.ndarray | None = None
+    """None: none"""
 
     @property
     def total(self) -> np.ndarray:
-        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
+        held = self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
+        return held if self.kept_parameter_bytes is None else held + self.kept_parameter_bytes
 
 
 @dataclass(frozen=True, eq=False)

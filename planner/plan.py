@@ -68,11 +68,16 @@ class Redistribution:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The strategy of one node: required placement per operand, placement per output (None: unused output), and its time."""
+    """The strategy of one node: required placement per operand, placement per output (None: unused output), and its time.
+
+    `kept`: it does not run. Its result is what the forward pass read of the same tensor (`JointGraph.kept_from`), in that
+    placement, kept until here; it reads no operand.
+    """
 
     operands: tuple[Placements | None, ...]
     outputs: tuple[Placements | None, ...]
     compute_us: float
+    kept: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +177,12 @@ class Plan:
         return "+".join(self.mesh.axis_names[axis] for axis in axes)
 
     @property
+    def kept_text(self) -> str:
+        """`backward reads 225 parameters as forward read them, kept until then`; "" if none is kept."""
+        count = sum(choice.kept for choice in self.choices.values())
+        return f"backward reads {count} parameter{'s' * (count > 1)} as forward read them, kept until then" if count else ""
+
+    @property
     def checkpointed_text(self) -> str:
         """`forward of 12 layers runs again in backward: layers.0 ... layers.11`; "" if no layer is checkpointed."""
         names = self.checkpointed
@@ -200,7 +211,7 @@ class Plan:
             "constraints": [c.to_json() for c in self.constraints],
             "checkpoint": {"asked": self.checkpoint, "layers": list(self.checkpointed)},
             "choices": {
-                key: [[_text(p) for p in c.operands], [_text(p) for p in c.outputs], round(c.compute_us, 6)]
+                key: [[_text(p) for p in c.operands], [_text(p) for p in c.outputs], round(c.compute_us, 6), *[True] * c.kept]
                 for key, c in self.choices.items()
             },
             "redistributions": [_redistribution_to_json(r) for r in self.redistributions],
@@ -289,13 +300,14 @@ def _choices_from_json(data: Mapping[str, Any], mesh: Mesh) -> dict[str, Choice]
     """Equal choices (repeated layers) become one object."""
     made: dict[tuple[Any, ...], Choice] = {}
     choices: dict[str, Choice] = {}
-    for key, (operands, outputs, compute_us) in data.items():
-        same = (tuple(operands), tuple(outputs), compute_us)
+    for key, (operands, outputs, compute_us, *kept) in data.items():
+        same = (tuple(operands), tuple(outputs), compute_us, *kept)
         if same not in made:
             made[same] = Choice(
                 operands=tuple(_parse(p, mesh) for p in operands),
                 outputs=tuple(_parse(p, mesh) for p in outputs),
                 compute_us=float(compute_us),
+                kept=bool(kept and kept[0]),
             )
         choices[key] = made[same]
     return choices

@@ -61,17 +61,26 @@ _WITHOUT_PENDING = frozenset(range(128)) - PENDING
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """`name` is a key of `RECIPES`, `axes` the mesh axes it speaks about, outermost first. Other axes are left to the planner."""
+    """`name` is a key of `RECIPES`, `axes` the mesh axes it speaks about, outermost first. Other axes are left to the planner.
+
+    `may_keep`: parameters as forward read them may be kept for backward. Without it backward casts and gathers them again, as
+    recipes are published (FSDP with `reshard_after_forward=True`).
+    """
 
     name: str
     axes: tuple[str, ...]
     note: str = ""
+    may_keep: bool = False
 
     def describe(self) -> str:
-        return f"recipe {self.name} on {', '.join(self.axes)}"
+        kept = ", parameters may be kept for backward" if self.may_keep else ""
+        return f"recipe {self.name} on {', '.join(self.axes)}{kept}"
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": "recipe", "name": self.name, "axes": list(self.axes), "note": self.note}
+        return {
+            "kind": "recipe", "name": self.name, "axes": list(self.axes), "note": self.note,
+            **({"may_keep": True} if self.may_keep else {}),
+        }  # fmt: skip
 
     @classmethod
     def parse(cls, written: str, mesh: Mesh, note: str = "") -> Recipe:
@@ -223,7 +232,9 @@ class Expansion:
         """graph node -> bool over its strategies, only nodes of which some are ruled out."""
         found = {}
         for node in range(len(self.space.graph.nodes)):
-            mask = self._mask(node)
+            mask, kept = self._mask(node), self.space.strategies[node].kept
+            if kept is not None and not self.recipe.may_keep:
+                mask = ~kept if mask is None else mask & ~kept
             if mask is not None:
                 found[node] = mask
         return found

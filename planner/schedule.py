@@ -23,6 +23,7 @@ from typing import NamedTuple
 from planner.errors import ExportError
 from planner.graph import JointGraph, TensorRef
 from planner.plan import Plan, Redistribution, Step
+from planner.wiring import Wiring
 
 
 class BlockKey(NamedTuple):
@@ -52,7 +53,8 @@ class Event:
     """One thing that the device is told to do. Events are in the order in which the program says them.
 
     Attributes:
-        kind: `compute` runs op `number` of the graph; `issue` and `wait` begin and end redistribution `number` of the plan.
+        kind: `compute` runs op `number` of the graph (one that is kept from forward is only taken);
+            `issue` and `wait` begin and end redistribution `number` of the plan.
             An issue directly followed by its wait is a synchronous redistribution.
         block, part: the function of the exported file that says it.
     """
@@ -126,6 +128,7 @@ class _Check:
         self.issued: set[int] = set()
         self.awaited: set[int] = set()
         self.shared: dict[tuple[TensorRef, str], int] = {}
+        self.kept = Wiring(plan, graph).kept
         self.reads: dict[tuple[int, int], int] = {}
         """(consumer, operand slot) -> the redistribution that brings it"""
         for number, r in enumerate(plan.redistributions):
@@ -146,6 +149,10 @@ class _Check:
     def _compute(self, number: int) -> None:
         node = self.graph.nodes[number]
         self._require(number not in self.computed, node.key, "runs twice")
+        if number in self.kept:
+            ref, moved = self.kept[number]
+            there = self._made(ref) if moved is None else moved in self.awaited
+            self._require(there, node.key, "is taken from forward before it is there")
         wanted = self.plan.choices[node.key].operands
         for slot, ref in enumerate(node.operands):
             if slot < len(wanted) and wanted[slot] is None:

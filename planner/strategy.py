@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -150,6 +150,8 @@ class Strategies:
         kernel: local work under each strategy.
         rule: where the rows came from: `dtensor`, `own:<family>`, `none` (no rule: replicated) or `leaf`.
         banned: rows that were dropped, with the reason.
+        kept: bool [strategies], those that run nothing and read no operand: the result is what the forward pass had, kept
+            (`JointGraph.kept_from`). Their operand columns mean nothing. None: there are none.
     """
 
     columns: np.ndarray
@@ -158,6 +160,7 @@ class Strategies:
     kernel: KernelShapes
     rule: str
     banned: tuple[BannedRow, ...] = ()
+    kept: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -174,7 +177,19 @@ class Strategies:
         """Only the strategies in `mask`."""
         dims = {name: values[mask] for name, values in self.kernel.dims.items()}
         kernel = KernelShapes(self.kernel.kind, dims, self.kernel.dtype, self.kernel.out_dtype, self.kernel.fields)
-        return Strategies(self.columns[mask], self.num_outputs, self.operand_slots, kernel, self.rule, self.banned)
+        kept = None if self.kept is None else self.kept[mask]
+        return Strategies(self.columns[mask], self.num_outputs, self.operand_slots, kernel, self.rule, self.banned, kept)
+
+    def with_kept(self, lattice: Lattice) -> Strategies:
+        """These, and behind them one kept strategy per placement of the output (in `lattice`) that is no pending sum."""
+        made, first = np.unique(self.output(0), return_index=True)
+        again = np.concatenate([np.arange(len(self)), first[~lattice.is_partial[made]]])
+        repeated = self.keep(again)
+        repeated.columns.setflags(write=False)
+        return replace(repeated, kept=np.arange(len(again)) >= len(self))
+
+    def is_kept(self, strategy: int) -> bool:
+        return self.kept is not None and bool(self.kept[strategy])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from planner.graph import JointGraph, TensorRef
+from planner.graph import FORWARD, JointGraph, TensorRef
 from planner.plan import Plan
 
 GRADIENT_SLOT = -1
@@ -52,7 +52,9 @@ class Wiring:
         return Source(self.ref(number), number)
 
     def operands(self, node: int) -> tuple[Source, ...]:
-        """What a node reads; operands whose data it does not read are left out."""
+        """What a node reads; operands whose data it does not read are left out. A kept one takes what the forward pass read."""
+        if node in self.kept:
+            return (self.kept[node],)
         found = self.graph.nodes[node]
         wanted = self.plan.choices[found.key].operands
         return tuple(self._use(node, slot, ref) for slot, ref in enumerate(found.operands) if wanted[slot] is not None)
@@ -60,6 +62,24 @@ class Wiring:
     def _use(self, node: int, slot: int, ref: TensorRef) -> Source:
         """A redistribution in two changes lists its reader in the last one only."""
         return Source(ref, self.brought.get((node, slot)))
+
+    @cached_property
+    def kept(self) -> dict[int, Source]:
+        """Node that is kept from forward -> what it takes: the shared form of the forward tensor, or that of its only reader."""
+        graph, found = self.graph, {}
+        for node, ref in graph.kept_from.items():
+            if self.plan.choices[graph.nodes[node].key].kept:
+                readers = self._forward_readers(ref)
+                found[node] = self._use(*readers[0], ref) if len(readers) == 1 else Source(ref, self.shared.get((ref, FORWARD)))
+        return found
+
+    def _forward_readers(self, ref: TensorRef) -> list[tuple[int, int]]:
+        nodes, choices = self.graph.nodes, self.plan.choices
+        return [
+            (user, slot)
+            for user, slot in self.graph.users[ref]
+            if nodes[user].phase == FORWARD and choices[nodes[user].key].operands[slot] is not None
+        ]
 
     @cached_property
     def stored(self) -> dict[int, Source]:

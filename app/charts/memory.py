@@ -71,7 +71,7 @@ def saved(rows: Mapping[str, int], by: str) -> go.Figure:
 
 
 def live(curve: Curve, limit_bytes: int | None) -> go.Figure:
-    """Bytes held over the order of the ops: what stays all step below, saved activations on it; limit and peak marked."""
+    """Bytes held over the order of the ops: what stays all step below, what is kept for backward on it; limit and peak marked."""
     last = curve.last + 1
     unit, name = unit_of(curve.peak_bytes)
     nodes, held = [*curve.nodes, last], [*curve.num_bytes, curve.num_bytes[-1]]
@@ -83,7 +83,7 @@ def live(curve: Curve, limit_bytes: int | None) -> go.Figure:
         line={"color": palette.CATEGORIES["parameters"], "width": 1}, hovertemplate=f"%{{y:,.2f}} {name} all step<extra></extra>",
     )  # fmt: skip
     figure.add_scatter(
-        x=nodes, y=[constant + size / unit for size in held], fill="tonexty", name="saved activations on top",
+        x=nodes, y=[constant + size / unit for size in held], fill="tonexty", name="kept for backward on top",
         mode="lines+markers",  # a line without points cannot be clicked
         marker={"opacity": 0}, selected={"marker": {"opacity": 1, "size": 8}}, unselected={"marker": {"opacity": 0}},
         line={"color": palette.CATEGORIES["saved activations"], "shape": "hv", "width": 1.5}, customdata=keys,

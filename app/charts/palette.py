@@ -13,8 +13,9 @@ AXES = ("#6366f1", "#ea7c1e", "#2f9e44", "#c026d3")
 GROUP = "#7d8590"
 CATEGORIES = {
     "parameters": "#4f7fd9", "gradients": "#2f9e77", "optimizer state": "#8b6fd1", "saved activations": "#d9822b",
+    "kept parameters": "#b5579c",
 }  # fmt: skip
-CATEGORY_PATTERNS = {"parameters": "", "gradients": ".", "optimizer state": "x", "saved activations": "/"}
+CATEGORY_PATTERNS = {"parameters": "", "gradients": ".", "optimizer state": "x", "saved activations": "/", "kept parameters": "+"}
 LIMIT = "#dc4c4c"
 COMPUTE = {"forward": "#7c8db5", "backward": "#98a2b8", "optimizer": "#8b6fd1"}
 HEAT = [[0.0, "rgba(99,102,241,0.06)"], [1.0, "rgba(99,102,241,1)"]]

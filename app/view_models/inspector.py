@@ -97,6 +97,8 @@ def _operand(graph: JointGraph, plan: Plan, consumer: str, slot: int, ref: Tenso
     made = placement_of(plan, producer.key, ref.output)
     steps, us, target = _redistributions(plan, consumer, slot)
     choice = plan.choices.get(consumer)
+    if choice is not None and choice.kept:
+        steps = ("not read: the result is kept from forward",)
     read = target
     if read is None and choice is not None and 0 <= slot < len(choice.operands):
         read = choice.operands[slot]

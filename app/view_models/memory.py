@@ -11,12 +11,13 @@ from app.view_models.status import GIB, Quantity, budget_bytes
 from planner import JointGraph, Plan, PlannerError, TensorRef, hardware_profile, layer_of, without_layer
 from planner.graph import TensorMeta
 
-COUNTED = "parameters, gradients, optimizer state and activations saved for backward"
+COUNTED = "parameters, gradients, optimizer state, and activations and gathered parameters kept for backward"
 NOT_COUNTED = (
     "temporaries inside an op, parameters gathered for the moment, the layer that runs again under checkpointing, buffers, "
     "and the allocator's slack"
 )
-CATEGORIES = ("parameters", "gradients", "optimizer state", "saved activations")
+KEPT = "kept parameters"
+CATEGORIES = ("parameters", "gradients", "optimizer state", "saved activations", KEPT)
 WHOLE_STEP = "whole step"
 
 
@@ -71,6 +72,7 @@ def held(graph: JointGraph, plan: Plan) -> tuple[Held, ...]:
             if state:
                 rows.append(_like(own, "optimizer state", own.key, state))
     rows += _saved(graph, plan)
+    rows += _kept(graph, plan)
     return tuple(sorted(rows, key=lambda row: (-row.num_bytes, row.key, row.category)))
 
 
@@ -101,6 +103,19 @@ def _saved(graph: JointGraph, plan: Plan) -> list[Held]:
         born, dies = root.node, last[root]
         life = {"born": born, "dies": dies, "born_key": graph.nodes[born].key, "dies_key": graph.nodes[dies].key}
         rows.append(Held(**{**own.__dict__, **life}))
+    return rows
+
+
+def _kept(graph: JointGraph, plan: Plan) -> list[Held]:
+    """Parameters as the forward pass reads them, kept for backward: from there to their last reader."""
+    rows = []
+    for node, ref in graph.kept_from.items():
+        key = graph.nodes[node].key
+        if plan.choices[key].kept:
+            own = _held(graph, plan, TensorRef(node, 0), KEPT, key, graph.nodes[ref.node].key)
+            dies = max((user for user, _ in graph.users.get(TensorRef(node, 0), ())), default=node)
+            life = {"born": ref.node, "dies": dies, "born_key": graph.nodes[ref.node].key, "dies_key": graph.nodes[dies].key}
+            rows.append(Held(**{**own.__dict__, **life}))
     return rows
 
 
@@ -157,7 +172,7 @@ def saved_by(rows: Iterable[Held], by: str, most: int = 14) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Bytes of saved activations that are alive after each node at which that changes.
+    """Bytes of saved activations and kept parameters that are alive after each node at which that changes.
 
     Attributes:
         nodes: numbers in the order of the graph, ascending; num_bytes: alive from there on; keys: of the nodes.
@@ -204,7 +219,8 @@ def live(graph: JointGraph, rows: Iterable[Held]) -> Curve:
 def categories(plan: Plan) -> tuple[tuple[str, int], ...]:
     memory = plan.memory
     sizes = (memory.parameter_bytes, memory.gradient_bytes, memory.optimizer_bytes, memory.activation_bytes)
-    return tuple(zip(CATEGORIES, sizes, strict=True))
+    kept = ((KEPT, memory.kept_parameter_bytes),) if memory.kept_parameter_bytes else ()
+    return (*zip(CATEGORIES, sizes, strict=False), *kept)
 
 
 def quantities(plan: Plan) -> tuple[Quantity, ...]:
@@ -217,6 +233,7 @@ def quantities(plan: Plan) -> tuple[Quantity, ...]:
         f"{plan.memory_policy.optimizer_bytes_per_element} bytes per parameter element",
         "saved activations": f"{how}: what forward keeps for backward, once per storage, as produced"
         + (f"; {plan.checkpointed_text}" if plan.checkpointed else ""),
+        KEPT: f"{how}: {plan.kept_text}",
     }
     parts = [_gib(name, size, sources[name]) for name, size in categories(plan)]
     peak = _gib("peak memory", plan.memory.peak_bytes, f"sum of {COUNTED}. Not counted: {NOT_COUNTED}")

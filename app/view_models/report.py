@@ -22,7 +22,7 @@ from planner.plan import PLAN_SCHEMA
 MOST_GROUPS = 60
 _MEMORY = (
     ("parameters", "parameter_bytes"), ("gradients", "gradient_bytes"), ("optimizer state", "optimizer_bytes"),
-    ("saved activations", "activation_bytes"),
+    ("saved activations", "activation_bytes"), ("kept parameters", "kept_parameter_bytes"),
 )  # fmt: skip
 _STYLE = """
 :root { color-scheme: light dark; }
@@ -117,6 +117,8 @@ def _memory(plan: Plan) -> str:
     rows = []
     for name, field in _MEMORY:
         size = getattr(plan.memory, field)
+        if not size and field == "kept_parameter_bytes":
+            continue
         bar = f'<div class="bar" style="width:{100 * size / total:.1f}%"></div>'
         rows.append(f"<tr><td>{escape(name)}</td><td class=n>{size / GIB:,.2f} GiB</td><td style='width:60%'>{bar}</td></tr>")
     rows.append(f"<tr><td><b>peak</b></td><td class=n><b>{plan.memory.peak_bytes / GIB:,.2f} GiB</b></td>"

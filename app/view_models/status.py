@@ -136,8 +136,8 @@ def _peak(plan: Plan, base: Plan | None) -> Quantity:
     unit, size = ("GiB", GIB) if plan.memory.peak_bytes >= 0.1 * GIB else ("MiB", MIB)
     return Quantity(
         label="peak memory", value=plan.memory.peak_bytes / size, unit=unit,
-        source="predicted per device: parameters, gradients, optimizer state, saved activations; no temporaries, no reserve"
-        + (f"; {plan.checkpointed_text}" if plan.checkpointed else ""),
+        source="predicted per device: parameters, gradients, optimizer state, what backward needs; no temporaries, no reserve"
+        + "".join(f"; {text}" for text in (plan.checkpointed_text, plan.kept_text) if text),
         delta=(plan.memory.peak_bytes - base.memory.peak_bytes) / size if base else None,
     )  # fmt: skip
 

@@ -87,18 +87,22 @@ def summary(plan: Plan) -> str:
         f"  step time {format_ms(plan.objective_us)} (serial, no overlap) = compute {format_ms(plan.compute_us)}"
         f" + communication {format_ms(plan.comm_us)}",
         f"  memory {format_gib(plan.memory.peak_bytes)} per device: "
-        + ", ".join(f"{name.removesuffix('_bytes')} {format_gib(value)}" for name, value in plan.memory.to_json().items()),
+        + ", ".join(_named_bytes(*part) for part in plan.memory.to_json().items() if part != ("kept_parameter_bytes", 0)),
     ]
     if report.merged_us:
         lines.append(f"  proof and bound count equal redistributions for each use: {format_ms(report.objective_us)}")
-    if plan.checkpointed:
-        lines.append(f"  {plan.checkpointed_text}")
+    lines += [f"  {text}" for text in (plan.checkpointed_text, plan.kept_text) if text]
     for axis, kinds in plan.comm_bytes.items():
         lines.append(f"  traffic on {axis}: " + ", ".join(f"{kind} {format_gb(size)}" for kind, size in kinds.items()))
     lines += [f"  {line}" for line in _regions(plan)]
     if plan.replicated_for_lack_of_a_rule:
         lines.append(f"  replicated for lack of a rule: {', '.join(plan.replicated_for_lack_of_a_rule)}")
     return "\n".join(lines)
+
+
+def _named_bytes(name: str, size: int) -> str:
+    """`kept_parameter_bytes`, 2**30 -> `kept parameter 1.00 GiB`"""
+    return f"{name.removesuffix('_bytes').replace('_', ' ')} {format_gib(size)}"
 
 
 def forecast_text(found: Forecasts) -> str:

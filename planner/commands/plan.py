@@ -12,7 +12,7 @@ from typing import Any
 from planner import pipeline
 from planner.commands.common import Watching, add_load_limit, check_writable, tracer, write_text
 from planner.commands.describe import forecast_text, summary
-from planner.constraint import Allow, Constraint, Pin, SamePlacement, parse_forbid, parse_recipe
+from planner.constraint import RESHARD, Allow, Constraint, Pin, ReshardAfterForward, SamePlacement, parse_forbid, parse_recipe
 from planner.errors import InputError, SolverError
 from planner.graph import JointGraph, ModelRequest
 from planner.hardware_changes import joined_name, split_name
@@ -82,12 +82,20 @@ def add_constraints(command: argparse.ArgumentParser) -> None:
         metavar="NAME[:AXES]",
         help=f"what experts write by hand, on these mesh axes (default: all): {', '.join(RECIPES)}",
     )
+    command.add_argument(
+        "--reshard-after-forward",
+        choices=("auto", *RESHARD),
+        help="always: backward gathers parameters again (FSDP, ZeRO-3); never: what forward gathered is kept for it (ZeRO-2); "
+        "auto: kept where that pays and fits. Default: auto, with a recipe always",
+    )
 
 
 def constraints_of(args: argparse.Namespace, mesh: Mesh) -> tuple[Constraint, ...]:
     """All constraints of the command line except pins and memory."""
+    reshard = args.reshard_after_forward
     return (
-        *(parse_recipe(written, mesh) for written in args.recipe),
+        *(replace(parse_recipe(written, mesh), may_keep=reshard in ("auto", "never")) for written in args.recipe),
+        *(() if reshard in (None, "auto") else (ReshardAfterForward(when=reshard),)),
         *(Allow.parse(written, mesh) for written in args.allow),
         *(parse_forbid(written, mesh) for written in args.forbid),
         *(SamePlacement.parse(written) for written in args.tie),

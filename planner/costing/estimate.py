@@ -6,6 +6,8 @@ the same kernels and collectives.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from planner.cost import CostTable
@@ -22,7 +24,7 @@ from planner.graph import JointGraph, TensorRef
 from planner.hardware import HardwareProfile
 from planner.memory import MemoryPolicy
 from planner.redistribution import cheapest_routes
-from planner.strategy import StrategySpace
+from planner.strategy import Strategies, StrategySpace
 
 LOW_PRECISION = ("bfloat16", "float16")
 CAST_OP = "aten._to_copy.default"
@@ -85,11 +87,21 @@ def compute_us(space: StrategySpace, hardware: HardwareProfile, *, compiled: boo
         if key not in shared:
             timeless = strategies.kernel.kind in TIMELESS_KINDS
             us = np.zeros(len(strategies)) if timeless else prices.us(strategies.kernel, traffic)
+            if strategies.kept is not None and not timeless:
+                us = np.where(strategies.kept, _kept_us(prices, strategies, traffic), us)
             assert us.shape == (len(strategies),) and np.isfinite(us).all(), strategies.kernel.kind
             us.setflags(write=False)
             shared[key] = us
         found.append(shared[key])
     return tuple(found)
+
+
+def _kept_us(prices: Kernels, strategies: Strategies, traffic: Traffic) -> np.ndarray | float:
+    """float64 [strategies]: time of taking what the forward pass had. A kernel of its own is saved; as part of a larger one
+    the result is read like what it is made from, and the forward pass must write what it otherwise would not: an upper bound."""
+    if not traffic.joins_others:
+        return 0.0
+    return prices.us(strategies.kernel, replace(traffic, writes=tuple(share + 1.0 for share in traffic.writes)))
 
 
 def unreduced_uses(graph: JointGraph) -> frozenset[tuple[int, int]]:

@@ -11,6 +11,7 @@ bound on what a compiled program moves, and it keeps the objective linear.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,11 +49,14 @@ class Traffic:
         reads: per edge operand the share of its local bytes, 0 if another member of the group has read it.
         writes: per output how many times its local bytes move (rows taken from a table are read and written: 2).
         launches: 1 for the first member of a group, else 0.
+        joins_others: an op that could be kept instead (`JointGraph.kept_from`) is part of a larger group: without it the others
+            still need its kernel, and what it reads.
     """
 
     reads: tuple[float, ...]
     writes: tuple[float, ...]
     launches: int
+    joins_others: bool = False
 
 
 NO_TRAFFIC = Traffic((), (), 0)
@@ -67,6 +71,7 @@ def fused_traffic(space: StrategySpace, *, compiled: bool = True) -> tuple[Traff
     sources = _Sources(graph, roles)
     groups = _groups(graph, roles, slots, sources, across_calls=compiled)
     outside = _read_outside(graph, roles, slots, groups, sources)
+    members = Counter(groups)
     seen: set[tuple[int, TensorRef]] = set()
     launched: set[int] = set()
     found = []
@@ -88,7 +93,8 @@ def fused_traffic(space: StrategySpace, *, compiled: bool = True) -> tuple[Traff
         elif node.op in UPDATE_OPS:
             reads = [0.0, *reads[1:-1], 2.0]
             writes[0] = 0.0
-        found.append(Traffic(tuple(reads), tuple(writes), int(groups[index] not in launched)))
+        joins = index in graph.kept_from and members[groups[index]] > 1
+        found.append(Traffic(tuple(reads), tuple(writes), int(groups[index] not in launched), joins))
         launched.add(groups[index])
     return tuple(found)
 

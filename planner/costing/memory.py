@@ -1,7 +1,8 @@
 """Bytes that each node keeps on a device, per strategy: the linear terms of the memory budget.
 
-Saved activations are the tensors of `JointGraph.saved_for_backward` in the placement in which they are produced. Temporaries,
-gathered parameters in flight, buffers and the allocator's slack are not in these terms.
+Saved activations are the tensors of `JointGraph.saved_for_backward` in the placement in which they are produced; a parameter that
+is kept from forward to backward counts in the placement in which the forward pass read it. Temporaries, other gathered
+parameters, buffers and the allocator's slack are not in these terms.
 """
 
 from __future__ import annotations
@@ -36,6 +37,15 @@ def memory_table(space: StrategySpace, policy: MemoryPolicy) -> MemoryTable:
             zero = np.zeros(len(strategies))
             shared[key] = MemoryTerms(zero, zero, zero, np.sum(kept, axis=0))
         terms[node] = shared[key]
+    for node in graph.kept_from:
+        strategies, number = space.strategies[node], space.lattice_of[TensorRef(node, 0)]
+        if strategies.kept is not None:
+            key = (-2, id(strategies), number)
+            if key not in shared:
+                zero = np.zeros(len(strategies))
+                held = np.where(strategies.kept, _local_bytes(strategies, 0, space.lattices[number]), 0.0)
+                shared[key] = MemoryTerms(zero, zero, zero, zero, held)
+            terms[node] = shared[key]
     return MemoryTable(policy, terms)
 
 

@@ -54,6 +54,7 @@ def enumerate_strategies(graph: JointGraph, mesh: Mesh) -> StrategySpace:
             signature = signatures[numbers[index]] if node.is_op else None
             shared[key] = _node_strategies(node, signature, per_node[index], ports, lattices, slots[index], mesh)
         strategies.append(shared[key])
+    _offer_keeping(graph, strategies, lattices, lattice_of)
     return StrategySpace(
         graph=graph,
         mesh=mesh,
@@ -64,6 +65,17 @@ def enumerate_strategies(graph: JointGraph, mesh: Mesh) -> StrategySpace:
             node.key for node, found in zip(graph.nodes, per_node, strict=True) if found is not None and found.rule == "none"
         ),
     )
+
+
+def _offer_keeping(
+    graph: JointGraph, strategies: list[Strategies], lattices: list[Lattice], lattice_of: Mapping[TensorRef, int]
+) -> None:
+    """Let ops that backward repeats take what forward had, where both have the same placements."""
+    known: dict[int, Strategies] = {}
+    for node, ref in graph.kept_from.items():
+        own, number = strategies[node], lattice_of[TensorRef(node, 0)]
+        if number == lattice_of[ref] and own.operand_slots:
+            strategies[node] = known.setdefault(id(own), own.with_kept(lattices[number]))
 
 
 def rule_rows(signature: OpSignature, tables: DTensorRules) -> RuleRows:

@@ -274,9 +274,15 @@ class _Writing:
         return base if value.moved is None else f"{base}__{identifier(self.writer.program.placements(value)).lower()}"
 
     def call(self, call: Call) -> None:
-        node, tiny = self.graph.nodes[call.node], self.writer.tiny.node(call.node)
-        self.comment(node)
+        node = self.graph.nodes[call.node]
         choice = self.writer.program.plan.choices[node.key]
+        if choice.kept:
+            (source,) = call.operands
+            assert source is not None
+            self.names[Value(TensorRef(call.node, 0))] = self.names[source]
+            return
+        tiny = self.writer.tiny.node(call.node)
+        self.comment(node)
         site = Site(
             node=node,
             tiny=tiny,

@@ -146,7 +146,7 @@ class Driver:
                 position = [item.node for item in self.graph.inputs].index(value.ref.node)
                 return Spelling(f"inputs[{position}]", f"inputs[{position}]")
             return self._by_name("p", self._stored_name(value.ref), key)
-        if value.moved is None and value in self.saved and key.phase == BACKWARD:
+        if value in self.saved and key.phase == BACKWARD:
             index, position = self.saved[value]
             return self._at("saved", index, position, key)
         return self._at(*self.where[value], key)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from planner.errors import ExportError
 from planner.exporting.parts import split
@@ -30,6 +31,7 @@ from planner.graph import BACKWARD, FORWARD, JointGraph, Node, TensorRef
 from planner.placement import Placements, text
 from planner.plan import Choice, Plan, Redistribution
 from planner.schedule import BlockKey
+from planner.wiring import Wiring
 
 
 def lower(plan: Plan, graph: JointGraph) -> Program:
@@ -61,6 +63,7 @@ class _Lowering:
         self.home = assign_blocks(self.graph, self.num_layers)
         self._read_redistributions()
         self._check_layouts()
+        self._check_kept()
         self._place_moves()
         order = self._ordered_nodes()
         drafts = {key: self._statements(key, nodes) for key, nodes in order.items()}
@@ -119,6 +122,20 @@ class _Lowering:
             if got != wanted:
                 raise ExportError(
                     f"{self.graph.nodes[node].key} needs operand {slot} as {text(wanted)}, the plan brings it as {text(got)}",
+                    hint="The plan file is inconsistent; plan again.",
+                )
+
+    @cached_property
+    def _kept(self) -> dict[int, Value]:
+        """Node that is kept from forward -> the forward value that it takes."""
+        return {node: Value(*source) for node, source in Wiring(self.plan, self.graph).kept.items()}
+
+    def _check_kept(self) -> None:
+        for node, value in self._kept.items():
+            made, got = self._choice(self.graph.nodes[node]).outputs[0], placements_of(self.plan, self.graph, value)
+            if made != got:
+                raise ExportError(
+                    f"{self.graph.nodes[node].key} is kept as {text(made or ())}, but the forward pass reads {text(got)}",
                     hint="The plan file is inconsistent; plan again.",
                 )
 
@@ -217,6 +234,8 @@ class _Lowering:
         return stored or elsewhere or (not consumers)
 
     def _call_operands(self, node: int) -> tuple[Value | None, ...]:
+        if node in self._kept:
+            return (self._kept[node],)
         wanted = self._choice(self.graph.nodes[node]).operands
         return tuple(None if want is None else self._operand(node, slot) for slot, want in enumerate(wanted))
 
@@ -268,9 +287,12 @@ class _Lowering:
             return 2, 0, 0
         if not node.is_op:
             return 1, 0, 0
-        if node.phase == key.phase or value.moved is not None:
+        if node.phase == key.phase or (value.moved is not None and self._moved_in(value.moved) == key.phase):
             return 0, 0, 0
         return (4, value.ref.node, value.ref.output) if self._is_own(value, key) else (3, 0, 0)
+
+    def _moved_in(self, number: int) -> str:
+        return self.plan.redistributions[number].phase
 
     def _loss_node(self) -> int:
         return self._node("output:loss")

@@ -24,7 +24,10 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """Run one op of the graph on these values (None: an operand that the op does not read)."""
+    """Run one op of the graph on these values (None: an operand that the op does not read).
+
+    An op that is kept from forward (`Choice.kept`) has one operand, the forward value, and that is its result: nothing runs.
+    """
 
     node: int
     operands: tuple[Value | None, ...]
@@ -67,7 +70,7 @@ class Block:
         weights: what `unshard` hands to the function that computes, begun redistributions among it.
         reduce: the last redistributions of gradients, begun when the function that computes has handed out their sources.
         live: values that later blocks of the same phase read (forward: or the caller, as the loss).
-        saved: tensors as produced that the backward pass reads (forward blocks only).
+        saved: what the backward pass reads (forward blocks only): tensors as produced, and kept parameters as they were read.
         gradients: parameter node -> the value stored as its gradient (backward blocks only).
         updates: buffer node -> the value that the step leaves in it (forward blocks only).
         private: inputs made in another block than the same layer's, which no other block of this phase reads.

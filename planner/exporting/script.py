@@ -200,6 +200,7 @@ class _Script:
     def _docstring(self) -> str:
         plan, graph = self.plan, self.graph
         memory = {name.removesuffix("_bytes"): value / GIB for name, value in plan.memory.to_json().items()}
+        kept = memory.pop("kept_parameter")
         request = graph.request
         asked = ", ".join(
             f"{name} {value}".strip()
@@ -220,6 +221,7 @@ class _Script:
             f"inputs     {shapes}",
             f"mesh       {plan.mesh}, {plan.mesh.num_devices} devices ({_plain(plan.hardware_name)})",
             *([f"repeated   {plan.checkpointed_text}"] if plan.checkpointed else []),
+            *([f"kept       {plan.kept_text}: {kept:.3f} GiB per device"] if plan.kept_text else []),
             f"predicted  {format_ms(plan.objective_us)} per step (serial, no overlap): compute {format_ms(plan.compute_us)}, "
             f"communication {format_ms(plan.comm_us)}",
             "           "

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from planner.constraint import Constraint, Facts
 from planner.cost import CostTable
-from planner.graph import JointGraph, TensorRef
+from planner.graph import FORWARD, JointGraph, TensorRef
 from planner.memory import MemoryBreakdown
 from planner.plan import Choice, Plan, Redistribution, Step
 from planner.redistribution import Routes
@@ -86,7 +86,9 @@ def _choice(costs: CostTable, node: int, strategy: int) -> Choice:
     strategies, graph_node = space.strategies[node], space.graph.nodes[node]
     return Choice(
         operands=tuple(
-            space.lattice(ref).placements(strategies.operand(slot)[strategy]) if slot in strategies.operand_slots else None
+            space.lattice(ref).placements(strategies.operand(slot)[strategy])
+            if slot in strategies.operand_slots and not strategies.is_kept(strategy)
+            else None
             for slot, ref in enumerate(graph_node.operands)
         ),
         outputs=tuple(
@@ -94,6 +96,7 @@ def _choice(costs: CostTable, node: int, strategy: int) -> Choice:
             for output, meta in enumerate(graph_node.outputs)
         ),
         compute_us=float(costs.compute_us[node][strategy]),
+        kept=strategies.is_kept(strategy),
     )
 
 
@@ -158,13 +161,30 @@ def changes(costs: CostTable, strategy: np.ndarray, shared: Mapping[tuple[Tensor
                 yield Change(ref, phase, routes, made, start, uses, True)
         for consumer, slot in uses:
             wanted = _wanted(costs, strategy, consumer, slot)
-            if wanted != start:
+            if wanted is not None and wanted != start:
                 routes = costs.routes_of_use(lattice, consumer, slot)
                 yield Change(ref, phase, routes, start, wanted, [(consumer, slot)], False)
 
 
-def _wanted(costs: CostTable, strategy: np.ndarray, consumer: int, slot: int) -> int:
+def kept_placements(
+    costs: CostTable, strategy: np.ndarray, shared: Mapping[tuple[TensorRef, str], int]
+) -> Iterable[tuple[int, int, int]]:
+    """(node, placement number in which it is kept, that in which the forward pass reads the tensor) of all that is kept."""
+    space, uses = costs.space, None
+    for node, ref in space.graph.kept_from.items():
+        if space.strategies[node].is_kept(int(strategy[node])):
+            uses = uses_by_phase(costs) if uses is None else uses
+            readers = uses[ref, FORWARD]
+            read = _wanted(costs, strategy, *readers[0]) if len(readers) == 1 else shared[ref, FORWARD]
+            assert read is not None, "a forward op reads its operands"
+            yield node, int(space.strategies[node].output(0)[strategy[node]]), read
+
+
+def _wanted(costs: CostTable, strategy: np.ndarray, consumer: int, slot: int) -> int | None:
+    """Placement number that a use requires; None if it reads nothing (the result is kept from forward)."""
     strategies = costs.space.strategies[consumer]
+    if slot != GRADIENT_STORE and strategies.is_kept(int(strategy[consumer])):
+        return None
     column = strategies.output(0) if slot == GRADIENT_STORE else strategies.operand(slot)
     return int(column[strategy[consumer]])
 
@@ -183,8 +203,10 @@ def _redistribution(graph: JointGraph, change: Change) -> Redistribution:
 
 def memory_of(costs: CostTable, strategy: np.ndarray) -> MemoryBreakdown:
     """Bytes on a device under the chosen strategies, by category."""
-    totals = dict.fromkeys(("parameter_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes"), 0.0)
+    totals = {field.name: 0.0 for field in fields(MemoryBreakdown)}
     for node, terms in costs.memory.terms.items():
         for name in totals:
-            totals[name] += float(getattr(terms, name)[strategy[node]])
+            of_strategies = getattr(terms, name)
+            if of_strategies is not None:
+                totals[name] += float(of_strategies[strategy[node]])
     return MemoryBreakdown(**{name: round(value) for name, value in totals.items()})

@@ -4,6 +4,10 @@ One problem node per graph node. A tensor with several uses in one phase gets on
 nothing, has one strategy per placement, the producer pays once to reach it, and every use starts from it (a narrower use
 cuts from it for free). A parameter's gradient has one more use: it is stored in the parameter's placement.
 
+A backward op that repeats a forward one on parameters alone (a cast) has *kept* strategies: it takes what the forward pass read,
+in that very placement. One more edge says so, from the shared placement (or the only reader) in forward; the edge from the
+parameter is then free, and the strategy costs the memory of what is kept.
+
 A use that wants another placement than the shared one pays for it alone, even if another use wants the same. With two uses
 that is never cheapest: sharing what both want costs less, as prices obey direct <= via. With more it could be only if going from
 the shared placement to each of two others were cheaper than from one of these to the other.
@@ -24,7 +28,7 @@ import numpy as np
 
 from planner.cost import CostTable
 from planner.errors import InfeasibleError
-from planner.graph import JointGraph, TensorRef
+from planner.graph import FORWARD, JointGraph, TensorRef
 from planner.redistribution import Routes
 from planner.solving.consistency import make_consistent
 from planner.solving.layout import EdgeSpec, Layout, flatten
@@ -125,10 +129,11 @@ class _Draft:
         self.numbers: list[np.ndarray] = []
         self.edges: list[EdgeSpec] = []
         self.tables: list[np.ndarray] = []
-        self._table_number: dict[tuple[int, bool], int] = {}
+        self._table_number: dict[tuple[object, ...], int] = {}
         self._column: dict[tuple[int, int], np.ndarray] = {}
         self._identity: dict[int, np.ndarray] = {}
         self._translated: dict[tuple[int, int], np.ndarray] = {}
+        self._nothing: dict[tuple[int, bytes], np.ndarray] = {}
 
     def add_node(self, unary: np.ndarray, num_bytes: np.ndarray, numbers: np.ndarray) -> int:
         self.unary.append(unary)
@@ -143,11 +148,25 @@ class _Draft:
         return self._port(ref.node, ref.output)
 
     def operand(self, ref: TensorRef, consumer: int, slot: int) -> np.ndarray:
-        """Placement numbers (in the lattice of `ref`) that the consumer's strategies require."""
+        """Placement numbers (in the lattice of `ref`) that the consumer's strategies require; the size of the lattice where they
+        require nothing."""
         if slot == GRADIENT_SLOT:
             return self._stored(ref, consumer)
         strategies = self.space.strategies[consumer]
-        return self._port(consumer, strategies.num_outputs + strategies.operand_slots.index(slot))
+        port = self._port(consumer, strategies.num_outputs + strategies.operand_slots.index(slot))
+        return port if strategies.kept is None else self._or_nothing(port, strategies.kept, len(self.space.lattice(ref)))
+
+    def kept(self, node: int) -> np.ndarray:
+        """Placement numbers that kept strategies take from forward; the size of the lattice for all others."""
+        strategies = self.space.strategies[node]
+        assert strategies.kept is not None, "nothing can be kept here"
+        return self._or_nothing(self._port(node, 0), ~strategies.kept, len(self.space.lattice(TensorRef(node, 0))))
+
+    def _or_nothing(self, port: np.ndarray, nothing: np.ndarray, number: int) -> np.ndarray:
+        key = (id(port), nothing.tobytes())
+        if key not in self._nothing:
+            self._nothing[key] = np.where(nothing, np.int32(number), port)
+        return self._nothing[key]
 
     def _stored(self, gradient: TensorRef, parameter: int) -> np.ndarray:
         """Placements of a parameter in the lattice of its gradient; strategies whose placement it lacks get -1."""
@@ -168,14 +187,39 @@ class _Draft:
             self._column[key] = np.ascontiguousarray(strategies.columns[:, column])
         return self._column[key]
 
-    def add_edge(self, source: int, source_port: np.ndarray, target: int, target_port: np.ndarray, routes: Routes) -> None:
-        """A tensor goes from `source` to `target`; stored so that the earlier node comes first."""
+    def add_edge(
+        self,
+        source: int,
+        source_port: np.ndarray,
+        target: int,
+        target_port: np.ndarray,
+        routes: Routes,
+        *,
+        optional: bool = False,
+    ) -> None:
+        """A tensor goes from `source` to `target`; stored so that the earlier node comes first. `optional`: the target may
+        require nothing, as one more placement that costs nothing to reach."""
         backwards = source > target
-        key = (id(routes), backwards)
+        key = (id(routes), backwards, optional)
         if key not in self._table_number:
             self._table_number[key] = len(self.tables)
-            self.tables.append(routes.table_us.T if backwards else routes.table_us)
-        table = self._table_number[key]
+            prices = _with_nothing(routes.table_us) if optional else routes.table_us
+            self.tables.append(prices.T if backwards else prices)
+        self._add(source, source_port, target, target_port, self._table_number[key])
+
+    def keep(self, source: int, source_port: np.ndarray, target: int, target_port: np.ndarray, size: int) -> None:
+        """Backward (`target`) can take what the forward pass read (of `size` placements): in the very placement, for nothing."""
+        assert source < target, "forward comes first"
+        key = ("kept", size)
+        if key not in self._table_number:
+            self._table_number[key] = len(self.tables)
+            same = np.full((size, size), np.inf)
+            np.fill_diagonal(same, 0.0)
+            self.tables.append(_with_nothing(same))
+        self._add(source, source_port, target, target_port, self._table_number[key])
+
+    def _add(self, source: int, source_port: np.ndarray, target: int, target_port: np.ndarray, table: int) -> None:
+        backwards = source > target
         if backwards:
             self.edges.append(EdgeSpec(target, source, target_port, source_port, table))
         else:
@@ -232,6 +276,15 @@ class _Draft:
         return flatten([len(values) for values in self.unary], self.edges, self.tables)
 
 
+def _with_nothing(prices: np.ndarray) -> np.ndarray:
+    """One more placement, which every other one reaches for nothing and none is reached from."""
+    size = len(prices)
+    found = np.full((size + 1, size + 1), np.inf)
+    found[:size, :size] = prices
+    found[:, size] = 0.0
+    return found
+
+
 def build_problem(costs: CostTable, ties: Sequence[Sequence[TensorRef]] = ()) -> PairwiseProblem:
     """List nodes and uses, then drop what arc consistency rules out. The tensors of each tie get the same placement.
 
@@ -256,6 +309,9 @@ def build_problem(costs: CostTable, ties: Sequence[Sequence[TensorRef]] = ()) ->
             shared_of[key] = draft.add_node(np.zeros(size), np.zeros(size), draft.identity(size))
     for key, found in uses.items():
         _add_uses(draft, key, found, node_of, shared_of)
+    for node, ref in graph.kept_from.items():
+        if costs.space.strategies[node].kept is not None:
+            _add_keeping(draft, node, ref, uses[ref, FORWARD], node_of, shared_of)
     for tied in ties:
         draft.tie(tied, node_of)
     draft.drop_unplaced()
@@ -295,4 +351,17 @@ def _add_uses(draft: _Draft, key: SharedKey, found: list[Use], node_of: np.ndarr
         source, port = shared_of[key], everything
     for consumer, slot in found:
         routes = costs.routes_of_use(lattice, consumer, slot)
-        draft.add_edge(source, port, int(node_of[consumer]), draft.operand(ref, consumer, slot), routes)
+        optional = slot != GRADIENT_SLOT and costs.space.strategies[consumer].kept is not None
+        draft.add_edge(source, port, int(node_of[consumer]), draft.operand(ref, consumer, slot), routes, optional=optional)
+
+
+def _add_keeping(
+    draft: _Draft, node: int, ref: TensorRef, found: list[Use], node_of: np.ndarray, shared_of: Mapping[SharedKey, int]
+) -> None:
+    """The edge from what the forward pass reads of `ref`, its shared placement or that of its only use, to `node`."""
+    size = len(draft.space.lattice(ref))
+    if (ref, FORWARD) in shared_of:
+        draft.keep(shared_of[ref, FORWARD], draft.identity(size), int(node_of[node]), draft.kept(node), size)
+    else:
+        consumer, slot = found[0]
+        draft.keep(int(node_of[consumer]), draft.operand(ref, consumer, slot), int(node_of[node]), draft.kept(node), size)

@@ -10,7 +10,7 @@ from planner.errors import PlanFormatError
 from planner.graph import TensorRef
 from planner.placement import Placements, text
 from planner.plan import Choice, Plan, SolveReport
-from planner.solving.assemble import changes, facts_of, memory_of, price_redistributions, uses_by_phase
+from planner.solving.assemble import changes, facts_of, kept_placements, memory_of, price_redistributions, uses_by_phase
 from planner.solving.demands import costs_under
 from planner.solving.solve import Solution
 
@@ -27,6 +27,7 @@ def solution_of(plan: Plan, costs: CostTable) -> Solution:
     strategy = np.array([_strategy(plan.choices[node.key], index, costs) for index, node in enumerate(graph.nodes)])
     shared = _shared(plan, costs, strategy)
     _check_changes(costs, strategy, shared)
+    _check_kept(costs, strategy, shared)
     same = (plan.fingerprint, plan.hardware_hash) == (graph.fingerprint, costs.hardware_hash)
     objective = _objective(costs, strategy, shared)
     if same and abs(objective - plan.report.objective_us) <= 1e-6 * plan.report.objective_us:
@@ -51,6 +52,19 @@ def _check_changes(costs: CostTable, strategy: np.ndarray, shared: dict[tuple[Te
             )
 
 
+def _check_kept(costs: CostTable, strategy: np.ndarray, shared: dict[tuple[TensorRef, str], int]) -> None:
+    """Raises PlanFormatError for an op that is kept in another placement than the forward pass read."""
+    space = costs.space
+    for node, kept, read in kept_placements(costs, strategy, shared):
+        if kept != read:
+            lattice = space.lattice(TensorRef(node, 0))
+            raise PlanFormatError(
+                f"the plan is damaged: {space.graph.nodes[node].key} is kept as {lattice.text(kept)}, but the forward pass reads "
+                f"{lattice.text(read)}",
+                hint="Plan again, or restore the file.",
+            )
+
+
 def _check_constraints(plan: Plan, found: Solution, costs: CostTable) -> None:
     facts = facts_of(costs, found)
     broken = [c.describe() for c in plan.constraints if not holds(c, facts)]
@@ -65,8 +79,12 @@ def _strategy(choice: Choice, node: int, costs: CostTable) -> int:
     space = costs.space
     strategies, graph_node = space.strategies[node], space.graph.nodes[node]
     wanted = [_number(placements, TensorRef(node, output), costs) for output, placements in enumerate(choice.outputs)]
-    wanted += [_number(choice.operands[slot], graph_node.operands[slot], costs) for slot in strategies.operand_slots]
-    found = np.flatnonzero((strategies.columns == np.array(wanted)).all(1))
+    if choice.kept:
+        same = (strategies.columns[:, : len(wanted)] == np.array(wanted)).all(1)
+        found = np.flatnonzero(same if strategies.kept is None else same & strategies.kept)[: int(strategies.kept is not None)]
+    else:
+        wanted += [_number(choice.operands[slot], graph_node.operands[slot], costs) for slot in strategies.operand_slots]
+        found = np.flatnonzero((strategies.columns == np.array(wanted)).all(1))
     if not len(found):
         raise PlanFormatError(
             f"the plan's strategy for {graph_node.key} ({_texts(choice.operands)} -> {_texts(choice.outputs)}) is not legal here",

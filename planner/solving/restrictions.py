@@ -18,6 +18,7 @@ from planner.constraint import (
     ForbidCollective,
     MemoryBudget,
     Pin,
+    ReshardAfterForward,
     SamePlacement,
 )
 from planner.cost import CostTable
@@ -68,7 +69,9 @@ def restrict(constraint: Constraint, costs: CostTable, problem: PairwiseProblem)
         _check_demand(constraint, costs)
         return Restriction(constraint, {})  # it is in the prices or the edges of the problem itself
     if isinstance(constraint, Recipe):
-        return _follow(constraint, costs, problem)
+        return _on_nodes(constraint, Expansion(constraint, DimRoles.of(costs.space)).masks(), problem)
+    if isinstance(constraint, ReshardAfterForward):
+        return _on_nodes(constraint, constraint.masks(costs.space), problem)
     _check_length(constraint, costs)
     masks: dict[int, np.ndarray] = {}
     for ref in resolve(constraint.where, costs.space.graph):
@@ -100,12 +103,13 @@ def _check_length(constraint: Pin | BoundaryPlacement | Allow | Forbid, costs: C
             )
 
 
-def _follow(recipe: Recipe, costs: CostTable, problem: PairwiseProblem) -> Restriction:
+def _on_nodes(constraint: Constraint, of_nodes: Mapping[int, np.ndarray], problem: PairwiseProblem) -> Restriction:
+    """`of_nodes`: graph node -> bool over all its strategies."""
     masks: dict[int, np.ndarray] = {}
-    for node, mask in Expansion(recipe, DimRoles.of(costs.space)).masks().items():
+    for node, mask in of_nodes.items():
         at = int(problem.node_of[node])
         masks[at] = mask[problem.numbers_at(at)]
-    return Restriction(recipe, masks)
+    return Restriction(constraint, masks)
 
 
 def _choose(constraint: Allow | Forbid, ref: TensorRef, costs: CostTable, problem: PairwiseProblem) -> np.ndarray:

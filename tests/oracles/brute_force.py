@@ -61,12 +61,14 @@ def brute_force(
         if used > budget_bytes or not accept(choice):
             continue
         total = sum(float(costs.compute_us[i][s]) for i, s in enumerate(choice))
+        kept = _kept(costs, choice)
         for (ref, phase), readers in uses.items():
             made = int(space.strategies[ref.node].output(ref.output)[choice[ref.node]])
             wanted = tuple(_wanted(costs, consumer, slot, choice) for consumer, slot in readers)
-            key = (ref, phase, made, wanted)
+            read_as = kept.get(ref, frozenset()) if phase == "forward" else frozenset()
+            key = (ref, phase, made, wanted, read_as)
             if key not in memo:
-                memo[key] = _tensor_us(costs, ref, made, readers, wanted, once_per_target)
+                memo[key] = _tensor_us(costs, ref, made, readers, wanted, once_per_target, read_as)
             total += memo[key]
         if not np.isfinite(total):
             continue
@@ -113,24 +115,48 @@ def _uses(costs: CostTable) -> dict[tuple[TensorRef, str], list[tuple[int, int]]
     return found
 
 
+def _kept(costs: CostTable, choice: tuple[int, ...]) -> dict[TensorRef, frozenset[int]]:
+    """Forward tensor -> the placements in which backward nodes take what was read of it."""
+    found: dict[TensorRef, frozenset[int]] = {}
+    for node, ref in costs.space.graph.kept_from.items():
+        strategies = costs.space.strategies[node]
+        if strategies.kept is not None and strategies.kept[choice[node]]:
+            found[ref] = found.get(ref, frozenset()) | {int(strategies.columns[choice[node], 0])}
+    return found
+
+
 def _wanted(costs: CostTable, consumer: int, slot: int, choice: tuple[int, ...]) -> int:
+    """Placement number, -1 if the consumer takes what forward read and reads nothing."""
     strategies = costs.space.strategies[consumer]
+    if slot != -1 and strategies.kept is not None and strategies.kept[choice[consumer]]:
+        return -1
     column = strategies.output(0) if slot == -1 else strategies.operand(slot)
     return int(column[choice[consumer]])
 
 
 def _tensor_us(
-    costs: CostTable, ref: TensorRef, made: int, readers: list[tuple[int, int]], wanted: tuple[int, ...], once: bool
+    costs: CostTable,
+    ref: TensorRef,
+    made: int,
+    readers: list[tuple[int, int]],
+    wanted: tuple[int, ...],
+    once: bool,
+    read_as: frozenset[int],
 ) -> float:
+    """`read_as`: placements in which the tensor must be read (shared, if it has several readers), because it is kept so."""
     lattice = costs.space.lattice_of[ref]
     tables = [costs.routes_of_use(lattice, consumer, slot).table_us for consumer, slot in readers]
     if len(readers) == 1:
-        return float(tables[0][made, wanted[0]])
+        if wanted[0] < 0:
+            return 0.0
+        return float(tables[0][made, wanted[0]]) if read_as <= {wanted[0]} else np.inf
     plain = not any(reader in costs.unreduced for reader in readers)
     first = (costs.routes[lattice] if plain else costs.routes_without_reduction[lattice]).table_us
     uses = list({(id(table), want) if once else number: (table, want)
                  for number, (table, want) in enumerate(zip(tables, wanted, strict=True))}.values())  # fmt: skip
     return min(
-        float(first[made, shared]) + sum(float(table[shared, want]) for table, want in uses)
+        float(first[made, shared]) + sum(float(table[shared, want]) for table, want in uses if want >= 0)
+        if read_as <= {shared}
+        else np.inf
         for shared in range(len(costs.space.lattices[lattice]))
     )

@@ -12,7 +12,7 @@ import numpy as np
 
 from planner.constraint import Constraint
 from planner.cost import CostTable
-from planner.graph import Node, TensorRef, without_layer
+from planner.graph import FORWARD, Node, TensorRef, without_layer
 from planner.plan import Plan, SolveReport
 from planner.redistribution import Routes
 from planner.solving.assemble import GRADIENT_STORE, assemble, price_redistributions, uses_by_phase
@@ -38,8 +38,8 @@ def random_plan(costs: CostTable, seed: int, *, constraints: tuple[Constraint, .
         return np.random.default_rng([seed, zlib.crc32(_name(nodes[node]).encode())])
 
     draw: Draw = by_name if layers_alike else lambda node: one
-    strategy = _strategies(costs, draw)
-    shared = _shared(costs, strategy, draw)
+    strategy, shared = _strategies(costs, draw)
+    shared = {**_shared(costs, strategy, draw, shared), **shared}
     compute = sum(float(us[strategy[node]]) for node, us in enumerate(costs.compute_us))
     objective = compute + price_redistributions(costs, strategy, shared)
     report = SolveReport(status="feasible", objective_us=objective, bound_us=0.0, method=f"random, seed {seed}", seconds=0.0)
@@ -52,8 +52,13 @@ def _name(node: Node) -> str:
     return without_layer(head.rpartition(":")[2]) + slash + rest
 
 
-def _strategies(costs: CostTable, draw: Draw) -> np.ndarray:
+Shared = dict[tuple[TensorRef, str], int]
+
+
+def _strategies(costs: CostTable, draw: Draw) -> tuple[np.ndarray, Shared]:
+    """And the shared placements of tensors that may be kept: what is kept is what the forward pass reads."""
     space, graph = costs.space, costs.space.graph
+    shared: Shared = {}
     chosen = np.full(len(graph.nodes), -1, np.int64)
     stores: dict[TensorRef, list[int]] = {}
     for parameter in graph.parameters:
@@ -69,6 +74,9 @@ def _strategies(costs: CostTable, draw: Draw) -> np.ndarray:
             wanted = strategies.operand(slot)
             legal &= np.isfinite(costs.routes_of_use(space.lattice_of[ref], index, slot).table_us[made, wanted])
             free &= wanted == made
+        if strategies.kept is not None:
+            taken = strategies.output(0) == _read_in_forward(costs, chosen, graph.kept_from[index], shared, draw)
+            legal, free = (np.where(strategies.kept, taken, mask) for mask in (legal, free))
         for output, meta in enumerate(node.outputs):
             for parameter in stores.get(TensorRef(index, output), []) if meta is not None else []:
                 stored = _made(costs, chosen, TensorRef(parameter, 0))
@@ -78,29 +86,43 @@ def _strategies(costs: CostTable, draw: Draw) -> np.ndarray:
         generator = draw(index)
         pool = legal & free if (legal & free).any() and generator.random() < STAY else legal
         chosen[index] = generator.choice(np.flatnonzero(pool))
-    return chosen
+    return chosen, shared
+
+
+def _read_in_forward(costs: CostTable, chosen: np.ndarray, ref: TensorRef, shared: Shared, draw: Draw) -> int:
+    """Placement in which the forward pass reads a tensor; a shared one is drawn when it is first asked for."""
+    uses = uses_by_phase(costs)[ref, FORWARD]
+    if len(uses) == 1:
+        return _wanted(costs, chosen, *uses[0])
+    if (ref, FORWARD) not in shared:
+        shared[ref, FORWARD] = _one_shared(costs, chosen, ref, FORWARD, uses, draw)
+    return shared[ref, FORWARD]
 
 
 def _made(costs: CostTable, chosen: np.ndarray, ref: TensorRef) -> int:
     return int(costs.space.strategies[ref.node].output(ref.output)[chosen[ref.node]])
 
 
-def _shared(costs: CostTable, chosen: np.ndarray, draw: Draw) -> dict[tuple[TensorRef, str], int]:
+def _shared(costs: CostTable, chosen: np.ndarray, draw: Draw, known: Shared) -> Shared:
+    return {
+        key: _one_shared(costs, chosen, *key, uses, draw)
+        for key, uses in uses_by_phase(costs).items()
+        if len(uses) > 1 and key not in known
+    }
+
+
+def _one_shared(costs: CostTable, chosen: np.ndarray, ref: TensorRef, phase: str, uses: list[tuple[int, int]], draw: Draw) -> int:
     space = costs.space
-    found: dict[tuple[TensorRef, str], int] = {}
-    for (ref, phase), uses in uses_by_phase(costs).items():
-        if len(uses) < 2:
-            continue
-        lattice = space.lattice_of[ref]
-        made = _made(costs, chosen, ref)
-        reachable = np.isfinite(_routes_to_shared(costs, lattice, uses).table_us[made])
-        for consumer, slot in uses:
+    lattice = space.lattice_of[ref]
+    made = _made(costs, chosen, ref)
+    reachable = np.isfinite(_routes_to_shared(costs, lattice, uses).table_us[made])
+    for consumer, slot in uses:
+        if slot == GRADIENT_STORE or not space.strategies[consumer].is_kept(int(chosen[consumer])):
             wanted = _wanted(costs, chosen, consumer, slot)
             reachable &= np.isfinite(costs.routes_of_use(lattice, consumer, slot).table_us[:, wanted])
-        assert reachable[made], (space.graph.nodes[ref.node].key, phase)
-        generator = draw(ref.node)
-        found[ref, phase] = made if generator.random() < STAY else int(generator.choice(np.flatnonzero(reachable)))
-    return found
+    assert reachable[made], (space.graph.nodes[ref.node].key, phase)
+    generator = draw(ref.node)
+    return made if generator.random() < STAY else int(generator.choice(np.flatnonzero(reachable)))
 
 
 def _routes_to_shared(costs: CostTable, lattice: int, uses: list[tuple[int, int]]) -> Routes:

@@ -169,6 +169,38 @@ def random_costs(seed: int, *, num_ops: int = 5, options: int = 3, mesh: Mesh | 
     )  # fmt: skip
 
 
+def keeping_costs(seed: int) -> CostTable:
+    """A random little training step whose forward pass makes a tensor from a parameter alone, and whose backward pass makes the
+    same again or takes what forward read, kept at the price of its bytes."""
+    rng = np.random.default_rng([seed, 2])
+    mesh = Mesh(axis_names=("dp", "tp"), axis_sizes=(2, 2)) if rng.random() < 0.7 else Mesh.parse("tp=2")
+    x, w, made = TensorRef(0, 0), TensorRef(1, 0), TensorRef(2, 0)
+    nodes = [leaf("input", "x"), leaf("param", "w"), op("cast/op/fwd#0", (w,))]
+    readers = int(rng.integers(1, 3))
+    for number in range(readers):
+        nodes.append(op(f"m{number}/op/fwd#0", (made, TensorRef(len(nodes) - 1, 0) if number else x)))
+    loss = TensorRef(len(nodes) - 1, 0)
+    nodes.append(
+        Node(key="output:loss", op="output", name="output", kind="output", phase=FORWARD, operands=(loss,), outputs=(META,))
+    )
+    again = TensorRef(len(nodes), 0)
+    nodes.append(op("cast/op/bwd#0", (w,), phase=BACKWARD))
+    others = [loss, x, w] if rng.random() < 0.5 else [loss]
+    for number in range(int(rng.integers(1, 3))):
+        nodes.append(op(f"b{number}/op/bwd#0", (again, others[int(rng.integers(len(others)))]), phase=BACKWARD))
+    graph = graph_of(nodes, gradients={1: TensorRef(len(nodes) - 1, 0)}, loss=loss)
+    lattice = full_lattice(META, mesh)
+    chosen = [_random_strategies(rng, lattice, node, 2 if node.is_op else 3) for node in nodes]
+    chosen[again.node] = chosen[again.node].with_kept(lattice)
+    kept = chosen[again.node].kept
+    assert kept is not None and graph.kept_from == {again.node: made}
+    compute = [rng.uniform(0, 20, len(s)) for s in chosen]
+    compute[again.node][kept] = float(rng.choice([0.0, 5.0]))
+    of_node = np.where(kept, lattice.local_bytes[chosen[again.node].output(0)], 0.0)
+    num_bytes = {1: rng.integers(1, 50, len(chosen[1])) * 16, again.node: of_node}
+    return costs_of(graph, mesh, chosen, compute, num_bytes=num_bytes, price=simple_price(rng))
+
+
 def with_pending_moves(costs: CostTable, seed: int) -> CostTable:
     """The same prices where about half of the uses may turn R into P, at a price."""
     rng = np.random.default_rng([seed, 1])
