@@ -32,7 +32,7 @@ class Messages(NamedTuple):
     Attributes:
         forward, backward: float64, flat by `Layout.message_at`: entries per placement, towards v and towards u.
         before: float64, `backward` as it was when momentum was last given.
-        pace: float64 [2], the step number of the momentum, and the bound of the sweep before.
+        pace: float64 [3], the step number of the momentum, the bound of the sweep before, and how shares are formed (`_share`).
         node_low, edge_low: float64, parts of the bound.
         choice: int64 [nodes], strategy of each node in the running decoding.
         stale_forward, stale_backward, stale_choice: bool [nodes], what must be computed again at the node's next visit.
@@ -120,9 +120,20 @@ def _gather(lay, cost, m, i, d):
 
 
 @numba.njit(cache=True, nogil=True)
-def _share(lay, i):
-    """g: which part of a node's cost each of its chains gets."""
-    return 1.0 / max(1, lay.out_at[i + 1] - lay.out_at[i], lay.in_at[i + 1] - lay.in_at[i])
+def _share(here, there, pace):
+    """g: which part of a node's cost goes along each of its `here` edges of a pass, if `there` edges lie behind. `pace[2]` = 1
+    keeps what the edges behind will want (TRW-S: a part per chain), 0 sends everything ahead."""
+    return 1.0 / max(1.0, here + pace[2] * max(0, there - here))
+
+
+@numba.njit(cache=True, nogil=True)
+def _share_out(lay, i, pace):
+    return _share(lay.out_at[i + 1] - lay.out_at[i], lay.in_at[i + 1] - lay.in_at[i], pace)
+
+
+@numba.njit(cache=True, nogil=True)
+def _share_in(lay, i, pace):
+    return _share(lay.in_at[i + 1] - lay.in_at[i], lay.out_at[i + 1] - lay.out_at[i], pace)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -225,7 +236,7 @@ def _forward_pass(lay, cost, m, active, eps, d, h, msg):
         if not (active[i] and m.stale_forward[i]):
             continue
         m.stale_forward[i] = False
-        k, g = _gather(lay, cost, m, i, d), _share(lay, i)
+        k, g = _gather(lay, cost, m, i, d), _share_out(lay, i, m.pace)
         for c in range(lay.out_at[i], lay.out_at[i + 1]):
             e = lay.out_edge[c]
             t = lay.edge_table[e]
@@ -245,7 +256,7 @@ def _backward_pass(lay, cost, m, active, eps, d, h, msg):
         if not (active[i] and m.stale_backward[i]):
             continue
         m.stale_backward[i] = False
-        k, g = _gather(lay, cost, m, i, d), _share(lay, i)
+        k, g = _gather(lay, cost, m, i, d), _share_in(lay, i, m.pace)
         low = d[_argmin(d, k)]
         m.node_low[i] = low
         for s in range(k):
@@ -344,7 +355,7 @@ def settle(lay, cost, m, active, count, eps, enough):
     widest = lay.table_size.max() if lay.table_size.size else 1
     h, msg = np.empty(widest), np.empty(widest)
     before = -np.inf
-    pace = np.array([1.0, -np.inf])
+    pace = np.array([1.0, -np.inf, m.pace[2]])
     for _ in range(count):
         _momentum(lay, m, pace, active, eps)
         _forward_pass(lay, cost, m, active, eps, d, h, msg)
@@ -369,12 +380,12 @@ def reduced_costs(lay, cost, m, out):
     widest = lay.table_size.max() if lay.table_size.size else 1
     d, h, near_u, near_v = np.empty(kmax), np.empty(widest), np.empty(widest), np.empty(widest)
     for i in range(num_nodes):
-        k, g = _gather(lay, cost, m, i, d), _share(lay, i)
+        k, g = _gather(lay, cost, m, i, d), _share_in(lay, i, m.pace)
         rest = 1.0 - g * (lay.in_at[i + 1] - lay.in_at[i])
         for s in range(k):
             out[lay.first[i] + s] = max(0.0, rest * (d[s] - m.node_low[i])) if d[s] < np.inf else np.inf
     for i in range(num_nodes):
-        k, g = _gather(lay, cost, m, i, d), _share(lay, i)
+        k, g = _gather(lay, cost, m, i, d), _share_in(lay, i, m.pace)
         for s in range(k):
             d[s] -= m.node_low[i]
         for c in range(lay.in_at[i], lay.in_at[i + 1]):

@@ -28,18 +28,21 @@ _NOISE = 1e-13
 
 _SETTLED_US = 1e-9
 _MEND_ORDERS = 3
-_WINDOW_SWEEPS = (6, 12, 24, 24, 40)
+_WINDOW_SWEEPS = (6, 12, 24)
 """Sweeps among the nodes of a window before each round of whole sweeps; the last number holds from there on."""
 
-_FIRST_ROUNDS, _WIDER_ROUNDS = 4, 2
-"""Rounds with the first window, and with each wider one."""
+_FIRST_ROUNDS, _WIDER_ROUNDS = 2, 1
+"""Rounds with the first window, and with each wider one. What they leave open has effects far away."""
 
 _WINDOW_PART, _WIDER_PART = 0.005, 0.001
 """In the first window, or in a wider one, what brings less than this part of the gap is not worth a sweep."""
 
 _NOTICEABLE = 1e-5
-_FAR = 1e-2
-"""Relative gap above which every fourth mending is not confined to the window."""
+_SLOW_PART = 0.05
+"""A rise of the bound below this part of the mean rise per round so far is slow."""
+
+_MEND_PATIENCE = 3
+"""Mendings without success after which mending over and over ends."""
 
 _AMPLE_S = 20.0
 """With less time than this the first round is a single sweep: it tells how long one takes."""
@@ -71,9 +74,11 @@ class Effort:
     Attributes:
         max_sweeps: whole sweeps at most.
         patience: stop after this many rounds of sweeps that improve neither plan nor bound noticeably.
-        round_sweeps: sweeps in a round.
+        round_sweeps: sweeps in a round; one is a round as long as there are windows.
         mend_every: rounds between two mendings.
         local_sweeps: with a window, so many of the first sweeps pass forward messages only there.
+        ahead: begin with passes that send all a node knows ahead (`kernels._share`), until the bound rises slowly. Effects of one
+            change far away arrive much sooner; a whole problem from nothing ends worse so.
         eps_us: messages that move less than this count as settled.
         tolerance, enough_us: stop when the gap is within this part of the value, or below this many µs.
         tell: called with value (`inf` without a plan) and bound after every round of sweeps.
@@ -90,6 +95,7 @@ class Effort:
     deadline: float = np.inf
     cancelled: Callable[[], bool] | None = None
     tell: Callable[[float, float], None] | None = None
+    ahead: bool = False
 
     def suffices(self, value: float, bound: float) -> bool:
         """A plan is there and the gap is small enough."""
@@ -132,7 +138,7 @@ class MessagePassing:
         self._nudged_us = self.cost_us + self.nudges_us
         nodes, entries, edges = self.layout.num_nodes, int(self.layout.message_at[-1]), self.layout.num_edges
         self.messages = Messages(
-            forward=np.zeros(entries), backward=np.zeros(entries), before=np.zeros(entries), pace=np.array([1.0, -np.inf]),
+            forward=np.zeros(entries), backward=np.zeros(entries), before=np.zeros(entries), pace=np.array([1.0, -np.inf, 1.0]),
             node_low=np.zeros(nodes), edge_low=np.zeros(edges), choice=np.zeros(nodes, np.int64),
             stale_forward=np.ones(nodes, np.bool_), stale_backward=np.ones(nodes, np.bool_),
             stale_choice=np.ones(nodes, np.bool_),
@@ -168,8 +174,8 @@ class MessagePassing:
         """Sweep, decode and mend until proved, stuck or out of time.
 
         `start` is a plan to begin with. `windows` (bool per node, each wider than the one before) say where prices changed:
-        messages settle there before each round of whole sweeps, in one after the other; and mending is confined to them, except
-        now and then while the plan is far from its bound.
+        messages settle there before each round of whole sweeps, in one after the other, and mending is confined to them. After
+        the widest come rounds of whole sweeps alone.
         """
         if self.most_nudges_us > 0.0:  # they are taken off the bound
             effort = replace(effort, tolerance=effort.tolerance - NUDGE_PART)
@@ -184,29 +190,33 @@ class MessagePassing:
         if start is not None:
             kernels.mend(lay, self._nudged_us, _orders(rng, members), penalty, best)
             value = kernels.value_of(lay, self._nudged_us, best)
-        sweep_s = None
-        self.messages.pace[:] = 1.0, -np.inf
+        sweep_s, ahead, climb = None, effort.ahead, _Climb()
+        self.messages.pace[:2] = 1.0, -np.inf
         while done < effort.max_sweeps and not effort.expired():
-            count = min(effort.round_sweeps, effort.max_sweeps - done, effort.affordable(sweep_s))
+            self._set_share(0.0 if ahead else 1.0)
+            window = _at_round(windows, rounds)
+            count = 1 if window is not None else effort.round_sweeps
+            count = min(count, effort.max_sweeps - done, effort.affordable(sweep_s))
             clock, active = time.monotonic(), everyone
-            if (window := _at_round(windows, rounds)) is not None:
-                members = np.flatnonzero(window)
+            members = np.flatnonzero(everyone if window is None else window)
+            if window is not None:
                 self._settle(window, effort.eps_us, rounds, value - bound)
                 active = everyone if done >= effort.local_sweeps else window
-                self.messages.pace[:] = 1.0, -np.inf
+                self.messages.pace[:2] = 1.0, -np.inf
             found_value, found_bound, swept = self.sweep(effort, active, count, penalty, found)
             done += swept
             sweep_s = (time.monotonic() - clock) / max(1, swept)
             before = value, bound
             bound = max(bound, found_bound)
+            if window is None and ahead and climb.is_slow(bound):
+                ahead, value = False, self._mend_on(best, value, penalty, rng, effort)
             if _is_better(found_value, value):
                 best[:], value = found, found_value
             if effort.reached(value, bound, self.most_nudges_us):
                 break
             rounds += 1
             if rounds % effort.mend_every == 0:
-                far = value - bound > _FAR * abs(bound) and rounds % (4 * effort.mend_every) == 0
-                value = self._mend(best, value, penalty, _orders(rng, np.arange(lay.num_nodes) if far else members))
+                value = self._mend(best, value, penalty, _orders(rng, members))
             if effort.suffices(value, bound):
                 break
             small = TOLERANCE * abs(bound)
@@ -234,6 +244,12 @@ class MessagePassing:
             self.layout, self._nudged_us, self.messages, active, count, effort.tolerance, effort.eps_us, penalty, found
         )  # type: ignore[no-any-return]
 
+    def _set_share(self, share: float) -> None:
+        """All nodes are visited again if it changes: the parts of the bound belong to one share."""
+        if self.messages.pace[2] != share:
+            self.messages.pace[2] = share
+            self.mark_stale()
+
     def _settle(self, window: np.ndarray, eps_us: float, rounds: int, gap_us: float) -> None:
         """Pass messages among the nodes of the window only, until that brings little of the gap. Gives no bound."""
         enough = 0.3 * TOLERANCE * abs(self.bound_now())
@@ -255,6 +271,17 @@ class MessagePassing:
                     best[:], value = candidate, mended
         return value
 
+    def _mend_on(self, best: np.ndarray, value: float, penalty: float, rng: np.random.Generator, effort: Effort) -> float:
+        """Mend `best` in place over and over while that helps: sweeps have little left to say. -> its value"""
+        everyone = np.arange(self.layout.num_nodes)
+        failed = 0
+        while failed < _MEND_PATIENCE and not effort.expired():
+            kernels.mend(self.layout, self._nudged_us, _orders(rng, everyone), penalty, best)
+            mended = kernels.value_of(self.layout, self._nudged_us, best)
+            failed = 0 if _is_better(mended, value) else failed + 1
+            value = min(value, mended)
+        return value
+
     def reduced_costs(self) -> np.ndarray:
         """float64, flat: how much above `bound_now` any plan with the strategy is, at least."""
         out = np.zeros(len(self._nudged_us))
@@ -271,6 +298,22 @@ class MessagePassing:
         least = np.minimum.reduceat(finite, self.layout.first[:-1])
         tables = self.layout.table[np.isfinite(self.layout.table)]
         return 100.0 * (float(np.abs(least[np.isfinite(least)]).sum()) + float(tables.max(initial=1.0)))
+
+
+@dataclass
+class _Climb:
+    """How the bound rises from round to round."""
+
+    first: float = -np.inf
+    last: float = -np.inf
+    rounds: int = 0
+
+    def is_slow(self, bound: float) -> bool:
+        """The bound of one round more rises by little, compared to the rounds before."""
+        rise, self.last, self.rounds = bound - self.last, bound, self.rounds + 1
+        if self.rounds == 1:
+            self.first = bound
+        return self.rounds > 2 and rise < _SLOW_PART * (bound - self.first) / (self.rounds - 1)
 
 
 def _at_round(windows: Sequence[np.ndarray], rounds: int) -> np.ndarray | None:

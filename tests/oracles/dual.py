@@ -49,7 +49,7 @@ def prove(layout: Layout, cost_us: np.ndarray, messages: Messages) -> Proof:
         total[layout.edge_u[edge]] += messages.backward[at][port_u]
         total[layout.edge_v[edge]] += messages.forward[at][port_v]
     low = np.array([values.min() for values in total])
-    part = 1.0 / np.maximum(1, np.maximum(in_edges, out_edges))
+    part = 1.0 / np.maximum(1.0, in_edges + messages.pace[2] * np.maximum(0, out_edges - in_edges))  # part * in_edges <= 1
     over = [values - least for values, least in zip(total, low, strict=True)]
     left = np.maximum(0.0, 1.0 - part * in_edges)
     dearer = [np.where(np.isfinite(over[node]), left[node], 1.0) * over[node] for node in range(n)]

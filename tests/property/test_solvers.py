@@ -123,8 +123,8 @@ def test_bound_never_exceeds_optimum_whatever_the_messages(seed: int) -> None:
     rng = np.random.default_rng(seed)
     passing.messages.forward[:] = rng.uniform(-30, 30, len(passing.messages.forward))
     passing.messages.backward[:] = rng.uniform(-30, 30, len(passing.messages.backward))
-    for eps in (5.0, 0.5, 1e-9):  # coarse settling must not make the bound too good either
-        found = passing.run(Effort(max_sweeps=3, eps_us=eps))
+    for eps, ahead in ((5.0, False), (0.5, True), (1e-9, True), (1e-9, False)):  # nor after coarse settling, nor for other shares
+        found = passing.run(Effort(max_sweeps=3, eps_us=eps, ahead=ahead))
         assert found.bound_us <= best * (1 + 1e-9) + 1e-9
         assert found.value_us >= best * (1 - 1e-9)
 
@@ -135,8 +135,8 @@ def test_bound_and_reduced_costs_are_what_the_messages_say(seed: int) -> None:
         return
     problem = build_problem(costs_of_seed(seed))
     passing = MessagePassing(problem)
-    for sweeps in (1, 3, 30):
-        found = passing.run(Effort(max_sweeps=sweeps))
+    for sweeps, ahead in ((1, False), (3, True), (2, False), (2, True), (30, False)):
+        found = passing.run(Effort(max_sweeps=sweeps, ahead=ahead))
         proof = prove(problem.layout, passing.cost_us, passing.messages)
         assert proof.bound_us == pytest.approx(passing.bound_now(), rel=1e-9, abs=1e-9)
         assert proof.with_strategy_us == pytest.approx(passing.bound_now() + passing.reduced_costs(), rel=1e-9, abs=1e-9)
@@ -150,7 +150,7 @@ def test_reduced_costs_never_exceed_what_a_strategy_costs(seed: int) -> None:
     costs = costs_of_seed(seed)
     problem = build_problem(costs)
     passing = MessagePassing(problem)
-    passing.run(Effort(max_sweeps=4))
+    passing.run(Effort(max_sweeps=4, ahead=seed % 2 == 0))
     reduced, low = passing.reduced_costs(), passing.bound_now()
     rng = np.random.default_rng(seed)
     for at in rng.choice(problem.num_strategies, min(12, problem.num_strategies), replace=False):
