@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.exporting.blocks import call_lines, wrapped
+from planner.exporting.blocks import wrapped
 from planner.exporting.parts import Turn, left, turns
 from planner.exporting.program import Block, Program, Value
 from planner.graph import BACKWARD, FORWARD, TensorRef, layer_of
@@ -127,6 +127,10 @@ class Driver:
     def lines(self, phase: str) -> list[str]:
         order = turns(self.program, phase)
         lines: list[str] = []
+        if any(turn.block.unshard for turn in order):
+            lines.append("w = {}  # block number -> its gathered parameters, on their way since the block before")
+        if any(turn.block.reduce for turn in order):
+            lines.append("r = {}  # block number -> its gradients, on their way until the next block has run")
         if order and order[0].block.unshard:
             lines += self._unshard(order[0].block, order[0].block.key).lines()
         for run in self._runs(order):
@@ -351,6 +355,6 @@ def _call(target: str, function: str, arguments: Sequence[str], width: int = 118
         names = rest.rstrip(")").rstrip(",").split(", ")
         return [
             f"{before}(", *wrapped(names, "    ", width),
-            *call_lines(f") = {function}", arguments),
+            *_call(")", function, arguments, width),
         ]  # fmt: skip
     return [f"{target} = {function}(", *wrapped(arguments, "    ", width), ")"]

@@ -26,7 +26,7 @@ from typing import Any
 
 from planner.errors import ExportError
 from planner.exporting.running import NOT_COMPARED, NOT_RUN, TIME_LIMIT_S, FileRunner, can_compare, output_lines
-from planner.exporting.script import write_script
+from planner.exporting.script import Outlook, write_script
 from planner.graph import JointGraph
 from planner.plan import Plan
 
@@ -56,6 +56,7 @@ def export_verified(
     *,
     verify: bool = True,
     embed_plan: bool = False,
+    outlook: Outlook | None = None,
     progress: Callable[[str], None] = lambda stage: None,
     reference: Sequence[str] = REFERENCE,
     time_limit_s: float = TIME_LIMIT_S,
@@ -66,7 +67,7 @@ def export_verified(
         ExportError: an op that cannot be written, or a file that failed: with the first difference found.
     """
     progress("write")
-    script = write_script(plan, graph, tiny, embed_plan=embed_plan)
+    script = write_script(plan, graph, tiny, embed_plan=embed_plan, outlook=outlook)
     report: dict[str, Any] = {"plan_id": plan.plan_id, "passed": None, "not_run": NOT_RUN}
     if verify:
         progress("verify")
