@@ -27,6 +27,7 @@ from planner.workbench import Workbench
 if TYPE_CHECKING:
     from planner.exporting.recipe_file import FactorySource
     from planner.exporting.recipe_verify import Price
+    from planner.exporting.script import Outlook
     from planner.exporting.verify import Export
     from planner.forecast import Forecasts
     from planner.hardware import HardwareProfile
@@ -269,7 +270,25 @@ def export(
     check_same_model(plan, graph)
     tiny = tiny_graph(graph, tracer)
     graph, tiny = planned_graph(plan, graph), None if tiny is None else planned_graph(plan, tiny)
-    return export_verified(plan, graph, tiny, verify=verify, embed_plan=embed_plan, progress=progress)
+    return export_verified(
+        plan, graph, tiny, verify=verify, embed_plan=embed_plan, outlook=_outlook(plan, graph), progress=progress
+    )
+
+
+def _outlook(plan: Plan, graph: JointGraph) -> Outlook | None:
+    """`graph`: the plan's own. None for a plan that was priced with other constants than its hardware profile has today."""
+    from planner.exporting.script import Outlook
+    from planner.forecast import forecast
+
+    hardware = hardware_profile(plan.hardware_name)
+    if plan.hardware_hash != hardware.content_hash:
+        return None
+    found = forecast(plan, graph, hardware)
+    return Outlook(
+        step_us=found.timeline.step_us,
+        allocated_bytes=found.memory.allocated_bytes,
+        reserved_bytes=found.memory.reserved_bytes,
+    )
 
 
 def export_recipe(

@@ -118,7 +118,7 @@ def forecast_text(found: Forecasts) -> str:
     busy = ", ".join(f"{lane} {100 * share:.0f} %" for lane, share in timeline.busy_share.items())
     lines += [
         f"  busy (overlapped): {busy}; compute waits for: {idle}",
-        f"  memory peak with temporaries (overlapped): {format_gib(memory.allocated_bytes)} allocated, "
+        f"  memory peak with temporaries (overlapped, blocks compiled): {format_gib(memory.allocated_bytes)} allocated, "
         f"{format_gib(memory.reserved_bytes)} reserved of {format_gib(found.overlapped.usable_bytes)}, "
         f"at {format_ms(found.overlapped.moment_us)} in {memory.moment_name}",
     ]

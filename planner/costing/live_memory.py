@@ -3,8 +3,8 @@
 The caching allocator gives and takes memory as the CPU issues work, so the walk is in issue order: a storage is allocated by the
 action that writes it and is free after the last action that reads it. What a block's function is handed (gathered parameters,
 tensors saved in forward, results of the block before) is there until the function returns: its caller, or a compiled function,
-holds it. What a block saves in forward goes when the same block has run backward, even if only the next one reads it. So while a
-block runs, its gathered parameters and those on their way for the next one are there, and the gradients of the one before.
+holds it. So while a block runs, its gathered parameters and those on their way for the next one are there, and the gradients of
+the one before.
 
 A collective holds what it reads and writes until it is done: that is, given a timeline, until a compute action starts that is
 issued later and finds it done, and in any case no longer than until it is awaited. Parameters, optimizer state, buffers and
@@ -23,7 +23,6 @@ from typing import Any
 from planner.actions import COMPUTE, Actions, Storage
 from planner.costing.assumptions import Overhead
 from planner.costing.timeline import Timeline
-from planner.graph import BACKWARD, FORWARD
 
 WORKSPACE = "workspace"
 NUM_TOP = 12
@@ -127,21 +126,10 @@ def lifetimes(actions: Actions, timeline: Timeline | None = None) -> tuple[dict[
 
 
 def _hold_what_is_handed(actions: Actions, born: dict[int, int], last: dict[int, int]) -> None:
-    """Operands of a block's function until it returns; what a forward block saved, until the block has run backward too."""
-    made: dict[str, list[int]] = {}
-    for storage, at in born.items():
-        made.setdefault(actions.actions[at].block, []).append(storage)
+    """Operands of a block's function, until it returns."""
     for first, until in actions.calls:
         for action in actions.actions[first : until + 1]:
             last.update((storage, max(last[storage], until)) for storage in action.reads if born[storage] < first)
-        phase, _, block = actions.actions[first].block.partition(" ")
-        if phase == BACKWARD:
-            saved = [storage for storage in made.get(f"{FORWARD} {block}", ()) if _phase(actions, last[storage]) == BACKWARD]
-            last.update((storage, max(last[storage], until)) for storage in saved)
-
-
-def _phase(actions: Actions, number: int) -> str:
-    return actions.actions[number].block.partition(" ")[0]
 
 
 def _found_done(timeline: Timeline, collective: int) -> int:

@@ -414,10 +414,12 @@ def _arguments(text: str) -> list[str]:
 
 
 def return_lines(live: list[str], second: list[str]) -> list[str]:
-    one = f"return {tuple_text(live)}, {tuple_text(second)}"
+    """Lists: the caller drops their items one by one."""
+    one = f"return [{', '.join(live)}], [{', '.join(second)}]"
     if len(one) + 4 <= LINE:
         return [one]
-    return ["return (", *wrapped([tuple_text(live)], "    "), "    (", *wrapped(second, "        ", LINE - 4), "    ),", ")"]
+    inner = ["    [", *wrapped(second, "        ", LINE - 4), "    ],"] if second else ["    [],"]
+    return ["return (", "    [", *wrapped(live, "        ", LINE - 4), "    ],", *inner, ")"]
 
 
 def tuple_return_lines(names: list[str]) -> list[str]:

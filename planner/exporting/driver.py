@@ -8,16 +8,21 @@ the backward pass reads. A reference to another block can be written relative to
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.exporting.blocks import call_lines, wrapped
+from planner.exporting.blocks import wrapped
 from planner.exporting.parts import Turn, left, turns
 from planner.exporting.program import Block, Program, Value
 from planner.graph import BACKWARD, FORWARD, TensorRef, layer_of
 from planner.schedule import BlockKey, Part
 
 INDENT = " " * 8
+
+
+Item = tuple[str, int, int]
+"""`f`, `g` or `saved`, block number, position"""
 
 
 @dataclass(frozen=True)
@@ -99,8 +104,8 @@ class Driver:
         self.program = program
         self.graph = program.graph
         self.functions = functions
-        self.where: dict[Value, tuple[str, int, int]] = {}
-        """value -> (`f` or `g`, block number, position)"""
+        self.where: dict[Value, Item] = {}
+        """value -> its place in `f` or `g`"""
         self.saved: dict[Value, tuple[int, int]] = {}
         for block in program.blocks:
             store = "f" if block.key.phase == FORWARD else "g"
@@ -108,7 +113,7 @@ class Driver:
                 self.where[value] = store, block.key.number, position
             for position, value in enumerate(block.saved):
                 self.saved[value] = block.key.number, position
-        self.last_read = self._last_reads()
+        self.ended = self._ended()
 
     def loss(self) -> str:
         store, index, position = self.where[self.program.loss]
@@ -127,6 +132,10 @@ class Driver:
     def lines(self, phase: str) -> list[str]:
         order = turns(self.program, phase)
         lines: list[str] = []
+        if any(turn.block.unshard for turn in order):
+            lines.append("w = {}  # block number -> its gathered parameters, on their way since the block before")
+        if any(turn.block.reduce for turn in order):
+            lines.append("r = {}  # block number -> its gradients, on their way until the next block has run")
         if order and order[0].block.unshard:
             lines += self._unshard(order[0].block, order[0].block.key).lines()
         for run in self._runs(order):
@@ -146,10 +155,13 @@ class Driver:
                 position = [item.node for item in self.graph.inputs].index(value.ref.node)
                 return Spelling(f"inputs[{position}]", f"inputs[{position}]")
             return self._by_name("p", self._stored_name(value.ref), key)
+        return self._at(*self._item(value, key), key)
+
+    def _item(self, value: Value, key: BlockKey) -> Item:
+        """Where a block finds a value that another one made."""
         if value in self.saved and key.phase == BACKWARD:
-            index, position = self.saved[value]
-            return self._at("saved", index, position, key)
-        return self._at(*self.where[value], key)
+            return "saved", *self.saved[value]
+        return self.where[value]
 
     def _stored_name(self, ref: TensorRef) -> str:
         if ref.node in self.graph.buffer_of_node:
@@ -262,54 +274,93 @@ class Driver:
     # ---- writing ----------------------------------------------------------------------------------------------------
     def _run_lines(self, run: Run) -> list[str]:
         first, last = run.blocks[0].key.number, run.blocks[-1].key.number
+        behind_block, behind_loop = self._drops(run)
         lines: list[str] = []
         for call in run.calls:
             lines += call.lines()
             if call.part is Part.COMPUTE:
-                lines += self._frees(run, "i" if run.is_loop else str(first))
+                lines += behind_block
         if not run.is_loop:
             return lines
         span = f"range({first}, {last + 1})" if first <= last else f"range({first}, {last - 1}, -1)"
-        return [f"for i in {span}:", *("    " + line for line in lines)]
+        return [f"for i in {span}:", *("    " + line for line in lines), *behind_loop]
 
-    def _last_reads(self) -> dict[tuple[str, int], int]:
-        """(store, block number) -> position in the program of the last block that reads it."""
-        last: dict[tuple[str, int], int] = {}
-        for at, block in enumerate(self.program.blocks):
-            for value in block.inputs:
-                if value in self.saved and block.key.phase == BACKWARD:
-                    last["saved", self.saved[value][0]] = at
-                elif value in self.where:
-                    store, index, _ = self.where[value]
-                    last[store, index] = at
-        last["f", self.where[self.program.loss][1]] = len(self.program.blocks)
+    def _ended(self) -> dict[BlockKey, dict[tuple[str, int], _Dropped]]:
+        """Block -> (store, block number) -> what of it no later block reads."""
+        last: dict[Item, BlockKey] = {}
         for block in self.program.blocks:
-            if block.updates:
-                last["f", block.key.number] = len(self.program.blocks)
-        return last
+            for value in block.inputs:
+                if value in self.where or value in self.saved:
+                    last[self._item(value, block.key)] = block.key
+        kept = {self.where[value] for block in self.program.blocks for _, value in block.updates} | {
+            self.where[self.program.loss]
+        }
+        left = Counter((store, number) for store, number, _ in self.where.values())
+        left.update(("saved", number) for number, _ in self.saved.values())
+        found: dict[BlockKey, dict[tuple[str, int], _Dropped]] = {}
+        for block in self.program.blocks:
+            items: dict[tuple[str, int], set[int]] = {}
+            for store, number, position in (item for item, key in last.items() if key == block.key and item not in kept):
+                items.setdefault((store, number), set()).add(position)
+            left.subtract({row: len(positions) for row, positions in items.items()})
+            found[block.key] = {row: _Dropped(frozenset(there), not left[row]) for row, there in items.items()}
+        return found
 
-    def _frees(self, run: Run, index: str) -> list[str]:
-        """Drop what no later block reads: of the block before (`f`, `g`), and what was saved for the block that just ran."""
-        at = {block.key: number for number, block in enumerate(self.program.blocks)}
-        if run.blocks[0].key.phase == FORWARD:
-            return self._free("f", run, index, -1, at)
-        lines = [*self._free("g", run, index, +1, at), *self._free("saved", run, index, 0, at)]
-        return [f"{lines[0]}, {lines[1].removeprefix('del ')}"] if len(lines) == 2 and "if" not in "".join(lines) else lines
+    def _drops(self, run: Run) -> tuple[list[str], list[str]]:
+        """Lines that drop what nothing reads any more: behind each block of a run, and behind its loop."""
+        mine = [self._spelled_drops(block, relative=run.is_loop) for block in run.blocks]
+        common = {row: _Dropped.common([drops.get(row) for drops in mine]) for row in mine[0]}
+        lines, behind = _drop_lines(common), []
+        for block, drops in zip(run.blocks, mine, strict=True):
+            rest = {row: found.without(common.get(row)) for row, found in drops.items()}
+            absolute = {self._absolute(row, block): found for row, found in rest.items() if found.positions}
+            if absolute and block is run.blocks[-1]:
+                behind = _drop_lines(absolute)
+            elif absolute:
+                lines += [f"if i == {block.key.number}:", *("    " + line for line in _drop_lines(absolute))]
+        return lines, behind
 
-    def _free(self, store: str, run: Run, index: str, offset: int, at: dict[BlockKey, int]) -> list[str]:
-        """`del f[i - 1]` where all of the run's blocks may, `if` for the exceptions; nothing where none may."""
-        may = [
-            block.key.number
-            for block in run.blocks
-            if self.last_read.get((store, block.key.number + offset), len(at)) <= at[block.key]
-        ]
-        if not may:
-            return []
-        written = index if not offset else f"{index} {'-' if offset < 0 else '+'} 1" if run.is_loop else str(int(index) + offset)
-        keep = sorted({block.key.number for block in run.blocks} - set(may))
-        return [f"{f'if i not in {keep}: ' if keep else ''}del {store}[{written}]"] if not keep else [
-            f"if i not in {keep}:", f"    del {store}[{written}]"
-        ]  # fmt: skip
+    def _spelled_drops(self, block: Block, *, relative: bool) -> dict[str, _Dropped]:
+        found = {}
+        for (store, number), dropped in self.ended[block.key].items():
+            spelled = self._indexed(store, number, block.key)
+            found[spelled.relative if relative and spelled.relative is not None else spelled.absolute] = dropped
+        return found
+
+    def _absolute(self, row: str, block: Block) -> str:
+        """`f[i - 1]` in the turn of a block -> `f[2]`."""
+        return next(
+            spelled.absolute
+            for store, number in self.ended[block.key]
+            for spelled in [self._indexed(store, number, block.key)]
+            if row in spelled.texts
+        )
+
+
+@dataclass(frozen=True)
+class _Dropped:
+    """Positions of a row (`saved[3]`) that are not read any more; `whole`: with them, none of it is."""
+
+    positions: frozenset[int]
+    whole: bool
+
+    @classmethod
+    def common(cls, several: Sequence[_Dropped | None]) -> _Dropped:
+        there = [one if one is not None else cls(frozenset(), False) for one in several]
+        return cls(frozenset.intersection(*(one.positions for one in there)), all(one.whole for one in there))
+
+    def without(self, other: _Dropped | None) -> _Dropped:
+        """What is left to drop when `other` is dropped."""
+        if other is None:
+            return self
+        return _Dropped(frozenset() if other.whole else self.positions - other.positions, False)
+
+
+def _drop_lines(rows: Mapping[str, _Dropped]) -> list[str]:
+    """`del g[2], saved[1]` for whole rows, `saved[0][10] = None` for parts."""
+    whole = [row for row, dropped in rows.items() if dropped.whole]
+    parts = [f"{row}[{position}]" for row, dropped in rows.items() if not dropped.whole for position in sorted(dropped.positions)]
+    return [*([f"del {', '.join(whole)}"] if whole else []), *([f"{' = '.join(parts)} = None"] if parts else [])]
 
 
 def _relative(index: int, key: BlockKey) -> str:
@@ -351,6 +402,6 @@ def _call(target: str, function: str, arguments: Sequence[str], width: int = 118
         names = rest.rstrip(")").rstrip(",").split(", ")
         return [
             f"{before}(", *wrapped(names, "    ", width),
-            *call_lines(f") = {function}", arguments),
+            *_call(")", function, arguments, width),
         ]  # fmt: skip
     return [f"{target} = {function}(", *wrapped(arguments, "    ", width), ")"]

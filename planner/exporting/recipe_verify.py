@@ -7,10 +7,8 @@ in processes of its own; imports no torch.
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -22,7 +20,8 @@ from typing import Any
 from planner.errors import ExportError
 from planner.exporting.expressible import expressible
 from planner.exporting.recipe_file import LABEL, FactorySource, refusal, write_recipe
-from planner.exporting.verify import FULL_SIZE_LIMIT_BYTES, NOT_RUN, TIME_LIMIT_S, Export
+from planner.exporting.running import NOT_COMPARED, NOT_RUN, TIME_LIMIT_S, FileRunner, can_compare, output_lines
+from planner.exporting.verify import Export
 from planner.graph import JointGraph
 from planner.plan import Plan
 from planner.redistribution import CollectiveKind
@@ -72,10 +71,10 @@ def export_recipe(
     progress("verify")
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="recipe-") as folder:
-        run = _Runner(Path(folder), script, began + time_limit_s)
-        issued = run.dry_run()
-        measured = difference_lines(plan, issued, price)
-        report |= {"passed": True, "dry_run": measured, "numbers": run.numbers(graph, tiny)}
+        runner = FileRunner(Path(folder) / "recipe.py", script, began + time_limit_s)
+        measured = difference_lines(plan, _dry_run(runner), price)
+        numbers = _compared(runner) if can_compare(graph, tiny) else NOT_COMPARED
+        report |= {"passed": True, "dry_run": measured, "numbers": numbers}
     script = write_recipe(plan, graph, tiny, source, measured)
     report["seconds"] = round(time.monotonic() - began, 2)
     return Export(script=script, plan_json=plan.dumps(), report=report)
@@ -106,59 +105,32 @@ _CHECK = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class _Runner:
-    folder: Path
-    script: str
-    deadline: float
+def _dry_run(runner: FileRunner) -> list[Issued]:
+    log = runner.file.with_name("collectives.json")
+    done = runner.run("--dry-run", "--log-json", str(log))
+    if done.returncode or not log.exists():
+        raise _failure("its --dry-run", done)
+    found: Mapping[str, list[list[Any]]] = json.loads(log.read_text())
+    return [Issued(phase, *one) for phase, calls in found.items() for one in calls]
 
-    def __post_init__(self) -> None:
-        self.file.write_text(self.script)
 
-    @property
-    def file(self) -> Path:
-        return self.folder / "recipe.py"
-
-    def dry_run(self) -> list[Issued]:
-        log = self.folder / "collectives.json"
-        done = self._run("--dry-run", "--log-json", str(log))
-        if done.returncode or not log.exists():
-            raise _failure("its --dry-run", done)
-        found: Mapping[str, list[list[Any]]] = json.loads(log.read_text())
-        return [Issued(phase, *one) for phase, calls in found.items() for one in calls]
-
-    def numbers(self, graph: JointGraph, tiny: JointGraph | None) -> dict[str, Any] | str:
-        written = sum(meta.num_bytes for node in graph.nodes for meta in node.outputs if meta is not None)
-        if tiny is None and written >= FULL_SIZE_LIMIT_BYTES:
-            return "not compared: the model has no small size, and a step at full size is too large to run here"
-        done = self._run("--check")
-        match = _CHECK.search(done.stdout)
-        if done.returncode or match is None:
-            raise _failure("comparing it with the plain module", done)
-        return {
-            "recipe": {
-                "mesh": match["mesh"], "loss": float(match["loss"]), "loss_difference": float(match["dloss"]),
-                "gradients": int(match["grads"]), "largest_error": float(match["error"]), "worst_parameter": match["worst"],
-                "counts": "as measured above",
-            }
-        }  # fmt: skip
-
-    def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        path = os.pathsep.join(part for part in (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")) if part)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        left = max(1.0, self.deadline - time.monotonic())
-        command = [sys.executable, str(self.file), *arguments]
-        try:
-            return subprocess.run(command, capture_output=True, text=True, timeout=left, check=False, env=environment)
-        except subprocess.TimeoutExpired as error:
-            raise ExportError(
-                f"verifying the recipe took longer than its time limit (recipe.py {arguments[0]})",
-                hint="Export with fewer layers, or with --no-verify and run the file's --check yourself.",
-            ) from error
+def _compared(runner: FileRunner) -> dict[str, Any]:
+    """With the plain module, by the file itself."""
+    done = runner.run("--check")
+    match = _CHECK.search(done.stdout)
+    if done.returncode or match is None:
+        raise _failure("comparing it with the plain module", done)
+    return {
+        "recipe": {
+            "mesh": match["mesh"], "loss": float(match["loss"]), "loss_difference": float(match["dloss"]),
+            "gradients": int(match["grads"]), "largest_error": float(match["error"]), "worst_parameter": match["worst"],
+            "counts": "as measured above",
+        }
+    }  # fmt: skip
 
 
 def _failure(what: str, done: subprocess.CompletedProcess[str]) -> ExportError:
-    lines = [line.strip() for line in (done.stdout + "\n" + done.stderr).splitlines() if line.strip()]
+    lines = output_lines(done)
     telling = [line for line in lines if "FAIL" in line or "Error" in line]
     return ExportError(
         f"the recipe failed at {what}: {(telling or lines or ['no output'])[-1]}",

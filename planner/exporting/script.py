@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import re
 import zlib
 from collections import Counter
@@ -36,7 +37,18 @@ TORCH_VERSION = "2.13."
 """Exported files refuse other minor versions: they use operators whose signatures torch may change."""
 
 
-def write_script(plan: Plan, graph: JointGraph, tiny: JointGraph | None, *, embed_plan: bool = False) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """What is forecast of the step as the file runs it: its time, update included, and the memory of a device."""
+
+    step_us: float
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+def write_script(
+    plan: Plan, graph: JointGraph, tiny: JointGraph | None, *, embed_plan: bool = False, outlook: Outlook | None = None
+) -> str:
     """The training file of a plan.
 
     Args:
@@ -44,6 +56,7 @@ def write_script(plan: Plan, graph: JointGraph, tiny: JointGraph | None, *, embe
         tiny: the same model traced at small sizes, with the same depth; None if it has no small version: then sizes are
             literal, and the file checks itself at full size.
         embed_plan: store the whole plan in the file, compressed, for its --print-plan.
+        outlook: told in the file and beside what it measures; without it, the objective is.
 
     Raises:
         ExportError: the plan does not fit the graph, or an op cannot be written with the chosen layouts.
@@ -55,7 +68,7 @@ def write_script(plan: Plan, graph: JointGraph, tiny: JointGraph | None, *, embe
     writer = BlockWriter(program, TinyNodes(graph, tiny), sizes, layouts)
     functions = {(block.key, part): f for block in program.blocks for part, f in writer.functions(block).items()}
     names = _function_names(program, functions)
-    text = _Script(program, tiny, sizes, layouts, writer.tiny, functions, names, embed_plan).text()
+    text = _Script(program, tiny, sizes, layouts, writer.tiny, functions, names, embed_plan, outlook).text()
     compile(text, "train.py", "exec")
     return text
 
@@ -115,6 +128,7 @@ class _Script:
     functions: Functions
     names: dict[tuple[BlockKey, Part], str]
     embed_plan: bool
+    outlook: Outlook | None
 
     @property
     def plan(self) -> Plan:
@@ -178,7 +192,7 @@ class _Script:
             "FULL": _dict_text(full),
             "TINY": _dict_text(tiny),
             "FLOPS": f"({flops[0]:.6e}, {flops[1]:.6e})",
-            "PREDICTED": f"{plan.objective_us / 1e3:.3f}, {plan.memory.peak_bytes / GIB:.3f}",
+            **self._predicted(),
             "PLAN": self._embedded_plan(),
             "SIZES": f"{_targets(full)} = FULL.values()" if full else "# sizes are literal numbers: one size is known",
             "AXES": quoted(repr(sizes.axis_names)),
@@ -189,6 +203,15 @@ class _Script:
             "PLANNED_COLLECTIVES": _nested_dict_text(plan.collective_counts),
             "PLANNED_ORDER": quoted(repr({phase: self._order(phase) for phase in (FORWARD, BACKWARD)})),
         }
+
+    def _predicted(self) -> dict[str, str]:
+        told = self.outlook
+        if told is None:
+            numbers = self.plan.objective_us, self.plan.memory.peak_bytes
+            what = "the step without overlap; memory without temporaries"
+        else:
+            numbers, what = (told.step_us, told.allocated_bytes), "the step, update included; the most that is allocated"
+        return {"PREDICTED": f"{numbers[0] / 1e3:.3f}, {numbers[1] / GIB:.3f}", "PREDICTED_WHAT": what}
 
     def _embedded_plan(self) -> str:
         """The plan as a literal of many lines: deflated, in base 85, whose alphabet has no quotes and no backslash."""
@@ -227,11 +250,22 @@ class _Script:
             "           "
             + ", ".join(f"{name} {gib:.3f} GiB" for name, gib in memory.items())
             + f", together {plan.memory.peak_bytes / GIB:.3f} GiB per device",
+            *self._outlook_lines(),
         ]
         for phase, counts in plan.collective_counts.items():
             counted = [f"{count} {label}" for label, count in counts.items()] or ["no collectives"]
             lines += _paragraph(f"{phase:<11}", counted)
-        return '"""' + "\n".join([*lines, *_COMMANDS.format(mesh=",".join(map(str, _small_mesh(plan)))).splitlines()]) + '\n"""'
+        return '"""' + "\n".join([*lines, "", *_commands(plan, has_tiny=self.tiny is not None)]) + '\n"""'
+
+    def _outlook_lines(self) -> list[str]:
+        told = self.outlook
+        if told is None:
+            return []
+        allocated, reserved = (f"{size / GIB:.3f} GiB" for size in (told.allocated_bytes, told.reserved_bytes))
+        return [
+            f"forecast   {format_ms(told.step_us)} per step as this file runs it: communication beside compute, launches, update",
+            f"           {allocated} allocated at the most, {reserved} of the device taken, if blocks are compiled",
+        ]
 
     def _needs(self) -> str:
         """Modules of the user's that hold a region or register an operator."""
@@ -375,13 +409,24 @@ _BLOCKS_TITLE = "# ---- the planned computation: pieces in, pieces out; a commen
 
 _STAND_IN_LOSS = "loss       stand-in loss: sum of squares of the outputs that need gradients; the model returns no loss"
 
-_COMMANDS = """
-verify     python train.py --dry-run     full sizes, fake tensors, fake process group: shapes and collectives as planned
-           python train.py --check       small sizes, fp32, threads as ranks: sharded = unsharded, loss and every gradient
-train      torchrun --nproc_per_node=4 train.py --device cpu --tiny --mesh {mesh} --steps 3
-           torchrun --nnodes=N --nproc_per_node=8 --rdzv_backend=c10d --rdzv_endpoint=HOST:29500 train.py --compile --save DIR
-The order of the mesh axes is part of the plan: the last axis must stay on the nearest devices (torchrun numbers ranks node by
-node). Not run where this file was made: GPU kernels, NCCL, the CUDA branch of attention."""
+
+def _commands(plan: Plan, *, has_tiny: bool) -> list[str]:
+    """How the file is verified and started, with the numbers of this plan."""
+    small = _small_mesh(plan)
+    devices, per_node = plan.mesh.num_devices, min(plan.gpus_per_node, plan.mesh.num_devices)
+    nodes = -(-devices // per_node)
+    launch = "--standalone" if nodes == 1 else f"--nnodes={nodes} --rdzv_backend=c10d --rdzv_endpoint=HOST:29500"
+    small_sizes, checked = (" --tiny", "small sizes") if has_tiny else ("", "full sizes")
+    run = f"torchrun --standalone --nproc_per_node={math.prod(small)} train.py --device cpu{small_sizes}"
+    return [
+        "verify     python train.py --dry-run     full sizes, without devices: shapes, and collectives as planned",
+        f"           python train.py --check       {checked}, fp32, threads as ranks: loss and every gradient as unsharded",
+        f"try        {run} --mesh {','.join(map(str, small))} --steps 3",
+        f"train      torchrun {launch} --nproc_per_node={per_node} train.py --compile --save DIR",
+        "           python train.py --help        data files, resuming, accumulation, logs, profiles",
+        "The order of the mesh axes is part of the plan: the last axis must stay on the nearest devices (torchrun numbers ranks",
+        "node by node). Not run where this file was made: GPU kernels, NCCL, the CUDA branch of attention.",
+    ]
 
 
 def _small_mesh(plan: Plan) -> tuple[int, ...]:

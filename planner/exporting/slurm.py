@@ -11,8 +11,8 @@ from planner.plan import Plan
 def slurm_script(plan: Plan, script: str) -> str:
     """A batch file that launches `script` (a file name) on as many nodes as the plan's mesh needs. Not run on a cluster by us.
 
-    Slurm sends SIGTERM two minutes before the time limit, at which the script saves and ends; torchrun numbers the ranks node by
-    node, so that the last mesh axes stay inside a node.
+    Slurm sends SIGTERM five minutes before the time limit, at which the script saves and ends; torchrun, which would kill it
+    after 30 s, is told to wait. It numbers the ranks node by node, so that the last mesh axes stay inside a node.
 
     Raises:
         ExportError: the mesh does not fill whole nodes.
@@ -29,11 +29,13 @@ def slurm_script(plan: Plan, script: str) -> str:
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node={per_node}
 #SBATCH --exclusive
-#SBATCH --signal=TERM@120
+#SBATCH --signal=TERM@300
 #SBATCH --output=%x-%j.out
-# mesh {plan.mesh}; start with: sbatch THIS_FILE --data '/path/*.bin' --steps 1000
-# a later job goes on where an earlier one ended: add --resume checkpoints
+# mesh {plan.mesh}; start with: sbatch --time=12:00:00 THIS_FILE --data '/path/*.bin' --steps 1000
+# five minutes before the time limit the script saves and ends, and torchrun reports SIGTERM by exit code 1; a later job goes on
+# where an earlier one ended: add --resume checkpoints
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -1)
-srun torchrun --nnodes="$SLURM_NNODES" --nproc_per_node={per_node} --rdzv_id="$SLURM_JOB_ID" --rdzv_backend=c10d \\
-    --rdzv_endpoint="$head:29500" {shlex.quote(script)} --compile --save checkpoints --log-json steps.jsonl "$@"
+srun --cpu-bind=none torchrun --nnodes="$SLURM_NNODES" --nproc_per_node={per_node} --rdzv_id="$SLURM_JOB_ID" \\
+    --rdzv_backend=c10d --rdzv_endpoint="$head:29500" --shutdown-timeout=280 \\
+    {shlex.quote(script)} --compile --save checkpoints --log-json steps.jsonl "$@"
 """

@@ -13,7 +13,6 @@ The check alone could not see an error in the traced graph: it compares the file
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -26,19 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import ExportError
-from planner.exporting.script import write_script
+from planner.exporting.running import NOT_COMPARED, NOT_RUN, TIME_LIMIT_S, FileRunner, can_compare, output_lines
+from planner.exporting.script import Outlook, write_script
 from planner.graph import JointGraph
 from planner.plan import Plan
-from planner.units import GIB, format_gib
 
 REFERENCE = (sys.executable, "-m", "planner.tracing.reference")
 """Command that computes the truth; it gets three paths: request, values, result."""
-
-TIME_LIMIT_S = 900.0
-FULL_SIZE_LIMIT_BYTES = 4 * GIB
-"""A model that is known at its full size only is checked with real numbers if one step writes less than this."""
-
-NOT_RUN = "GPU kernels, NCCL, the CUDA branch of attention"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +56,7 @@ def export_verified(
     *,
     verify: bool = True,
     embed_plan: bool = False,
+    outlook: Outlook | None = None,
     progress: Callable[[str], None] = lambda stage: None,
     reference: Sequence[str] = REFERENCE,
     time_limit_s: float = TIME_LIMIT_S,
@@ -73,7 +67,7 @@ def export_verified(
         ExportError: an op that cannot be written, or a file that failed: with the first difference found.
     """
     progress("write")
-    script = write_script(plan, graph, tiny, embed_plan=embed_plan)
+    script = write_script(plan, graph, tiny, embed_plan=embed_plan, outlook=outlook)
     report: dict[str, Any] = {"plan_id": plan.plan_id, "passed": None, "not_run": NOT_RUN}
     if verify:
         progress("verify")
@@ -92,21 +86,14 @@ def verify_script(
     """Run a file's checks and compare it with the user's module -> numbers. Raises ExportError if any fails."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="export-") as folder:
-        run = _Runner(Path(folder), script, began + time_limit_s, _users_folder(graph.request.model))
+        runner = FileRunner(Path(folder) / "train.py", script, began + time_limit_s, _users_folder(graph.request.model))
         with ThreadPoolExecutor(1) as other:
-            dry = other.submit(run.dry_run)
-            numbers = run.numbers(graph if tiny is None else tiny, reference) if _fits(graph, tiny) else None
-            report: dict[str, Any] = {"passed": True, "dry_run": dry.result()}
-    report["numbers"] = numbers or f"not compared: a step at full size writes more than {format_gib(FULL_SIZE_LIMIT_BYTES)}"
+            dry = other.submit(_dry_run, runner)
+            compared = can_compare(graph, tiny)
+            numbers = _compared(runner, graph if tiny is None else tiny, reference) if compared else NOT_COMPARED
+            report: dict[str, Any] = {"passed": True, "dry_run": dry.result(), "numbers": numbers}
     report["seconds"] = round(time.monotonic() - began, 2)
     return report
-
-
-def _fits(graph: JointGraph, tiny: JointGraph | None) -> bool:
-    """Small enough to run with real numbers, on one rank and on threads."""
-    if tiny is not None:
-        return True
-    return sum(meta.num_bytes for node in graph.nodes for meta in node.outputs if meta is not None) < FULL_SIZE_LIMIT_BYTES
 
 
 def _users_folder(model: str) -> str:
@@ -122,68 +109,42 @@ _CHECK = re.compile(
 _DRY = re.compile(r"dry-run rank (?P<rank>\d+)/(?P<world>\d+): .* -> (?P<verdict>PASS|FAIL)")
 
 
-@dataclass(frozen=True)
-class _Runner:
-    folder: Path
-    script: str
-    deadline: float
-    users_folder: str
-    """where a user's file lies, whose functions a file with user-controlled regions imports; "" for a sample model"""
+def _dry_run(runner: FileRunner) -> list[str]:
+    """The printed lines."""
+    done = runner.run("--dry-run")
+    found = [match[0] for match in _DRY.finditer(done.stdout)]
+    if done.returncode or not found:
+        raise _failure("its --dry-run", done)
+    return found
 
-    def __post_init__(self) -> None:
-        self.file.write_text(self.script)
 
-    @property
-    def file(self) -> Path:
-        return self.folder / "train.py"
+def _compared(runner: FileRunner, graph: JointGraph, reference: Sequence[str]) -> dict[str, Any]:
+    """With the file's own single-rank run and with the user's module."""
+    values, result, asked = (runner.file.with_name(name) for name in ("values.pt", "reference.pt", "request.json"))
+    asked.write_text(json.dumps({"request": graph.request.to_json(), "dropouts": graph.dropouts}))
+    done = runner.run("--values", str(values))
+    if done.returncode:
+        raise _failure("writing its initial values", done)
+    done = runner.command([*reference, str(asked), str(values), str(result)])
+    if done.returncode:
+        raise _failure("running the user's module", done)
+    done = runner.run("--check", "--reference", str(result))
+    found: dict[str, list[dict[str, str]]] = {}
+    for match in _CHECK.finditer(done.stdout):
+        found.setdefault(match["what"], []).append(match.groupdict())
+    if done.returncode or set(found) != {"check", "reference"}:
+        raise _failure("comparing it with the user's module", done)
+    return {what: _numbers(runs) for what, runs in found.items()}
 
-    def dry_run(self) -> list[str]:
-        """The printed lines."""
-        done = self._run([sys.executable, str(self.file), "--dry-run"])
-        found = [match[0] for match in _DRY.finditer(done.stdout)]
-        if done.returncode or not found:
-            raise self._failure("its --dry-run", done)
-        return found
 
-    def numbers(self, graph: JointGraph, reference: Sequence[str]) -> dict[str, Any]:
-        """Compare with the file's own single-rank run and with the user's module."""
-        values, result, asked = self.folder / "values.pt", self.folder / "reference.pt", self.folder / "request.json"
-        asked.write_text(json.dumps({"request": graph.request.to_json(), "dropouts": graph.dropouts}))
-        done = self._run([sys.executable, str(self.file), "--values", str(values)])
-        if done.returncode:
-            raise self._failure("writing its initial values", done)
-        done = self._run([*reference, str(asked), str(values), str(result)])
-        if done.returncode:
-            raise self._failure("running the user's module", done)
-        done = self._run([sys.executable, str(self.file), "--check", "--reference", str(result)])
-        found: dict[str, list[dict[str, str]]] = {}
-        for match in _CHECK.finditer(done.stdout):
-            found.setdefault(match["what"], []).append(match.groupdict())
-        if done.returncode or set(found) != {"check", "reference"}:
-            raise self._failure("comparing it with the user's module", done)
-        return {what: _numbers(runs) for what, runs in found.items()}
-
-    def _run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        root = str(Path(__file__).parents[2])
-        path = os.pathsep.join(part for part in (root, self.users_folder, os.environ.get("PYTHONPATH", "")) if part)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        left = max(1.0, self.deadline - time.monotonic())
-        try:
-            return subprocess.run(command, capture_output=True, text=True, timeout=left, check=False, env=environment)
-        except subprocess.TimeoutExpired as error:
-            raise ExportError(
-                f"verifying the exported file took longer than its time limit ({' '.join(command[1:3])})",
-                hint="Export with fewer layers, or without verification and run the file's --check yourself.",
-            ) from error
-
-    def _failure(self, what: str, done: subprocess.CompletedProcess[str]) -> ExportError:
-        lines = [line.strip() for line in (done.stdout + "\n" + done.stderr).splitlines() if line.strip()]
-        telling = [line for line in lines if "FAIL" in line or "differ" in line or "planned" in line or "Error" in line]
-        return ExportError(
-            f"the exported file failed at {what}: {(telling or lines or ['no output'])[0]}",
-            hint="Nothing was written. This is a fault of the exporter or of the trace; the details hold the full output.",
-            details={"output": "\n".join(lines[-60:]), "returncode": done.returncode},
-        )
+def _failure(what: str, done: subprocess.CompletedProcess[str]) -> ExportError:
+    lines = output_lines(done)
+    telling = [line for line in lines if "FAIL" in line or "differ" in line or "planned" in line or "Error" in line]
+    return ExportError(
+        f"the exported file failed at {what}: {(telling or lines or ['no output'])[0]}",
+        hint="Nothing was written. This is a fault of the exporter or of the trace; the details hold the full output.",
+        details={"output": "\n".join(lines[-60:]), "returncode": done.returncode},
+    )
 
 
 def _numbers(runs: list[dict[str, str]]) -> dict[str, Any]:

@@ -124,15 +124,7 @@ class Worker:
         if self.options.compile:
             for name in train.BLOCKS:
                 setattr(train, name, self.torch.compile(getattr(train, name), fullgraph=True))
-        model = train.Model()
-        optimizer = train.make_optimizer(model)
-
-        def step(number: int) -> None:
-            model.zero_grad()
-            model(*train.batch(number)).backward()
-            optimizer.step()
-
-        return step
+        return self.step_of(train.Model())
 
     def baseline_step(self) -> Callable[[int], None]:
         from torch.distributed.fsdp import fully_shard
@@ -140,22 +132,24 @@ class Worker:
 
         from sample_models.llama3 import llama3_tiny
 
-        options, train = self.options, self.train  # the file's optimizer too: the same groups and kernels
+        options = self.options
         module, _ = llama3_tiny(batch=options.batch, seq=options.seq, layers=options.layers)
         if options.compile:
             for block in module.layers:
                 block.compile()
         if self.kind == "ddp":
-            model: Any = DistributedDataParallel(module)
-        else:
-            for block in module.layers:
-                fully_shard(block)
-            model = fully_shard(module)
-        optimizer = train.make_optimizer(model)
+            return self.step_of(DistributedDataParallel(module))
+        for block in module.layers:
+            fully_shard(block)
+        return self.step_of(fully_shard(module))
+
+    def step_of(self, model: Any) -> Callable[[int], None]:
+        """The same data, and the file's optimizer: the same groups and kernels."""
+        train, optimizer = self.train, self.train.make_optimizer(model)
 
         def step(number: int) -> None:
-            optimizer.zero_grad()
-            model(*train.batch(number)).backward()
+            model.zero_grad()
+            model(*train.batch(number * train.batch_size())).backward()
             optimizer.step()
 
         return step

@@ -89,6 +89,20 @@ def test_the_length_does_not_depend_on_depth_if_layers_are_alike() -> None:
     assert lines[6] == lines[10], lines
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["optimum", "fsdp", "fsdp_tp_sp"])
+def test_a_file_of_32_layers_is_about_as_long_as_one_of_two(what: str) -> None:
+    """Block functions are the same; in the step the first and last layers stand outside the loop."""
+    lines: dict[int, tuple[int, int]] = {}
+    for layers in (2, 32):
+        model = Model.llama(layers)
+        bench = model.bench("dp=2,tp=2")
+        script = model.script(optimum(bench) if what == "optimum" else recipe(bench, what))
+        blocks = script[script.index("# ---- the planned computation") : script.index("# ---- one step")]
+        lines[layers] = len(script.splitlines()), len(blocks.splitlines())
+    assert lines[2][1] == lines[32][1] and lines[32][0] <= lines[2][0] + 30, lines
+
+
 def test_without_a_tiny_version_the_file_checks_itself_at_full_size(bench: Workbench, llama: Model) -> None:
     report = export_verified(optimum(bench), llama.full, None).report
     assert report["numbers"]["reference"]["largest_error"] <= 1e-5

@@ -16,7 +16,7 @@ from planner.issuing import actions_of
 from planner.matching import planned_graph
 from planner.plan import Plan
 from planner.workbench import Workbench
-from tests.numerics.exported import Model, optimum, recipe, run
+from tests.numerics.exported import Model, any_plan, optimum, recipe, run
 
 LOSS_BYTES = 4
 """The step hands out a copy of the loss, which no plan knows of."""
@@ -52,7 +52,7 @@ def check(model: Model, bench: Workbench, plan: Plan, folder: Path) -> dict[str,
     # Eager ops write what fused kernels do not, and are deleted at the ends of modules.
     forecast = walk(actions).allocated_bytes - sum(actions.static_bytes.values())
     assert found["peak"] >= max(found["entries"])
-    assert 0.5 * found["peak"] <= forecast
+    assert 0.4 * found["peak"] <= forecast
     return found
 
 
@@ -63,10 +63,12 @@ def test_gathered_parameters_and_saved_tensors_are_there_as_long_as_forecast(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["optimum", "fsdp_tp_sp", "tp_sp", "full"])
+@pytest.mark.parametrize("what", ["optimum", "fsdp_tp_sp", "tp_sp", "full", "random", "another"])
 def test_other_plans(llama: Model, bench: Workbench, tmp_path: Path, what: str) -> None:
     if what == "full":
         plan = bench.solve(bench.default_constraints(), exact=False, checkpoint=what)
+    elif what in ("random", "another"):
+        plan = any_plan(bench, 4 if what == "random" else 7)
     else:
         plan = optimum(bench) if what == "optimum" else recipe(bench, what)
     check(llama, bench, plan, tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import math
@@ -11,11 +12,15 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import FileSystemWriter
 
 from planner.tracing.sources import find_factory
 from planner.workbench import Workbench
@@ -36,6 +41,20 @@ def script(llama: Model, bench: Workbench, tmp_path_factory: pytest.TempPathFact
     return path
 
 
+def imported(path: Path) -> ModuleType:
+    """The file as a module."""
+    spec = importlib.util.spec_from_file_location("exported_train", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def exported(script: Path) -> ModuleType:
+    return imported(script)
+
+
 def common(script: Path, *more: str) -> list[str]:
     return [str(script), "--device", "cpu", "--tiny", "--lr", "0.01", *more]
 
@@ -48,7 +67,9 @@ def numbers(output: str) -> list[float]:
     return [float(line.split()[-1]) for line in losses(output)]
 
 
-def test_training_goes_on_from_a_checkpoint_on_another_mesh(script: Path, tmp_path: Path) -> None:
+def test_training_goes_on_from_a_checkpoint_on_another_mesh(
+    script: Path, exported: ModuleType, start: Start, tmp_path: Path
+) -> None:
     """Four steps on (2, 2) = two, saved, and two more on (4, 1)."""
     saved, log = tmp_path / "saved", tmp_path / "steps.jsonl"
     flags = ["--steps", "4", "--save", str(saved), "--save-every", "2", "--log-json", str(log)]
@@ -61,8 +82,11 @@ def test_training_goes_on_from_a_checkpoint_on_another_mesh(script: Path, tmp_pa
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2, 3] and all(line["gnorm"] > 0.5 for line in lines), "clipping acts"
     assert [line["lr"] for line in lines] == pytest.approx([0.01, 0.00775, 0.00325, 0.001])  # cosine to a tenth
-    again = run([sys.executable, *common(script, "--mesh", "1,1", "--steps", "4", "--resume", str(saved))])
-    assert again.returncode == 2 and "the checkpoint is at step 4" in again.stderr
+    code, _, errors = start(exported, "--steps", "4", "--resume", str(saved))
+    assert code == 2 and "the checkpoint is at step 4" in errors
+    one = tmp_path / "one.jsonl"
+    assert start(exported, *EXACT, "--steps", "1", "--log-json", str(one))[0] == 0
+    assert json.loads(one.read_text())["gnorm"] == pytest.approx(lines[0]["gnorm"], rel=1e-5), "copies count once"
 
 
 @pytest.mark.slow
@@ -83,11 +107,8 @@ def test_resuming_on_the_same_and_on_other_meshes(script: Path, tmp_path: Path) 
             assert numbers(rest.stdout) == pytest.approx(numbers(four.stdout)[2:], **near), (kind, mesh)
 
 
-@pytest.mark.slow
-def test_a_run_ended_by_sigterm_goes_on_on_another_mesh(script: Path, tmp_path: Path) -> None:
-    """One rank is stopped at some step; two more steps on (4, 1) give what an uninterrupted run gives."""
-    saved = tmp_path / "saved"
-    flags = [*EXACT, "--min-lr", "0.01"]  # a constant rate: the cosine would depend on --steps
+def ended_by_sigterm(script: Path, saved: Path, *flags: str) -> int:
+    """Train on one rank, stop it after some steps -> the last step done; its checkpoint lies in `saved`."""
     command = [sys.executable, *common(script, *flags, "--mesh", "1,1", "--steps", "100000", "--save", str(saved))]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     running = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -98,7 +119,15 @@ def test_a_run_ended_by_sigterm_goes_on_on_another_mesh(script: Path, tmp_path: 
             break
     output, errors = running.communicate(timeout=300)
     assert running.returncode == 0, errors[-2000:]
-    last = int(re.findall(r"stopped by SIGTERM after step (\d+)", output)[0])
+    return int(re.findall(r"stopped by SIGTERM after step (\d+); resume with --resume", output)[0])
+
+
+@pytest.mark.slow
+def test_a_run_ended_by_sigterm_goes_on_on_another_mesh(script: Path, tmp_path: Path) -> None:
+    """One rank is stopped at some step; two more steps on (4, 1) give what an uninterrupted run gives."""
+    saved = tmp_path / "saved"
+    flags = [*EXACT, "--min-lr", "0.01"]  # a constant rate: the cosine would depend on --steps
+    last = ended_by_sigterm(script, saved, *flags)
     steps = str(last + 3)
     rest = run([*TORCHRUN, *common(script, *flags, "--mesh", "4,1", "--steps", steps, "--resume", str(saved))])
     whole = run([sys.executable, *common(script, *flags, "--mesh", "1,1", "--steps", steps)])
@@ -109,27 +138,114 @@ def test_a_run_ended_by_sigterm_goes_on_on_another_mesh(script: Path, tmp_path: 
 
 def test_sigterm_saves_and_a_later_run_goes_on(script: Path, tmp_path: Path) -> None:
     saved = tmp_path / "saved"
-    command = [sys.executable, *common(script, "--mesh", "1,1", "--steps", "100000", "--save", str(saved))]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    running = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert running.stdout is not None
-    for line in running.stdout:
-        if line.startswith("step 3 "):
-            running.send_signal(signal.SIGTERM)
-            break
-    output, errors = running.communicate(timeout=120)
-    assert running.returncode == 0, errors[-2000:]
-    last = int(re.findall(r"stopped by SIGTERM after step (\d+); resume with --resume", output)[0])
+    last = ended_by_sigterm(script, saved)
     assert [path.name for path in saved.iterdir()] == [f"step-{last + 1}"]
     more = run([sys.executable, *common(script, "--mesh", "1,1", "--steps", str(last + 2), "--resume", str(saved))])
-    assert more.stdout.startswith(f"step {last + 1} "), more.stderr[-2000:]
+    assert losses(more.stdout)[0].startswith(f"{last + 1} "), more.stderr[-2000:]
 
 
-def test_a_loss_that_is_no_number_ends_training(script: Path) -> None:
-    done = run([sys.executable, *common(script, "--mesh", "1,1", "--steps", "9", "--lr", "1e30")])
-    assert done.returncode == 1
-    assert re.search(r"step [12]: loss \S+, gradient norm (nan|inf); .* there is no checkpoint", done.stderr), done.stderr
-    assert "Traceback" not in done.stderr
+# ---- one rank, in this process ----------------------------------------------------------------------------------------
+Start = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def start(capfd: pytest.CaptureFixture[str]) -> Iterator[Start]:
+    """Run a file's main() on one rank -> exit code, what it printed, what it complained about."""
+    handler, threads = signal.getsignal(signal.SIGTERM), torch.get_num_threads()
+
+    def started(module: ModuleType, *flags: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        try:
+            code = module.main(["--device", "cpu", "--tiny", "--mesh", "1,1", "--lr", "0.01", *flags])
+        except SystemExit as error:
+            code = error.code
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+        return code, *capfd.readouterr()
+
+    torch.set_num_threads(1)
+    yield started
+    torch.set_num_threads(threads)
+    signal.signal(signal.SIGTERM, handler)
+
+
+def test_a_loss_that_is_no_number_ends_training(exported: ModuleType, start: Start) -> None:
+    code, _, errors = start(exported, "--steps", "9", "--lr", "1e30")
+    assert code == 1
+    assert re.search(r"step [12]: loss \S+, gradient norm (nan|inf); .* there is no checkpoint", errors), errors
+
+
+def test_what_cannot_work_is_said_before_the_first_step(exported: ModuleType, start: Start, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for flags, telling in (
+        ("--lr nan", "--lr: nan is not a number of 0 or more"),
+        ("--lr x", "--lr: invalid number value: 'x'"),
+        ("--warmup -3", "--warmup: -3 is not"),
+        ("--peak-tflops 0", "--peak-tflops: 0 is not"),
+        ("--min-lr 9", "--min-lr 9.0 is above --lr 0.01"),
+        ("--compile nothing", "the backends here are"),
+        ("--check --dry-run", "not allowed with"),
+        ("--shift labels=1", "give --data too"),
+        (f"--data {tmp_path}", "it is a folder"),
+        (f"--save {tmp_path}/file/x", "--save"),
+        (f"--log-json {tmp_path}/none/x", "No such file or directory"),
+        (f"--resume {tmp_path}", "there is no checkpoint"),
+        ("--device cuda", "PyTorch sees 0 here"),
+    ):
+        code, printed, errors = start(exported, *flags.split())
+        assert code == 2 and telling in errors and "step 0" not in printed, (flags, errors)
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_name(
+    exported: ModuleType, script: Path, start: Start, tmp_path: Path
+) -> None:
+    saved = str(tmp_path / "saved")
+    assert start(exported, "--steps", "1", "--save", saved)[0] == 0
+    code, _, errors = start(exported, "--steps", "2", "--resume", saved, "--seed", "1")
+    assert code == 2 and "--seed 0" in errors
+    other = tmp_path / "other.py"
+    other.write_text(script.read_text().replace('"output.weight"', '"head.weight"'))
+    code, _, errors = start(imported(other), "--steps", "2", "--resume", saved)
+    assert code == 2 and "has no parameter head.weight" in errors
+    other.write_text(re.sub(r"^TINY = .*", lambda line: line[0].replace('"V": 72', '"V": 144'), script.read_text(), flags=re.M))
+    code, _, errors = start(imported(other), "--steps", "2", "--resume", saved)
+    assert code == 2 and re.search(r"tok_embeddings.weight is \[72, \d+\] there, \[144, \d+\] here", errors)
+    other.write_text(re.sub(r"^PLAN_ID = .*", 'PLAN_ID = "another"', script.read_text(), flags=re.M))
+    code, printed, _ = start(imported(other), "--steps", "2", "--resume", saved)
+    assert code == 0 and "this is another" in printed and losses(printed)[0].startswith("1 ")
+
+
+def test_a_full_disk_ends_training_and_names_the_last_checkpoint(
+    exported: ModuleType, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = tmp_path / "saved"
+    (saved / "step-7.part").mkdir(parents=True)
+    real, written = FileSystemWriter.write_data, []
+
+    def write(self: FileSystemWriter, *arguments: Any) -> Any:
+        written.append(self)
+        if len(written) > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(self, *arguments)
+
+    monkeypatch.setattr(FileSystemWriter, "write_data", write)
+    code, printed, errors = start(exported, "--steps", "3", "--save", str(saved), "--save-every", "1", "--log-json", "/dev/full")
+    assert code == 1 and len(losses(printed)) == 2, "an ended log is no reason to stop"
+    assert printed.count("note: --log-json /dev/full: No space left on device") == 1
+    assert "No space left on device" in errors and f"the last checkpoint is {saved}/step-1" in errors
+    assert [path.name for path in saved.iterdir()] == ["step-1"], "nothing half-written stays"
+
+
+def test_data_go_on_where_they_ended_with_another_number_of_batches_a_step(
+    exported: ModuleType, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, read = exported.batch, []
+    monkeypatch.setattr(exported, "batch", lambda sample: (read.append(sample), real(sample))[1])
+    saved = str(tmp_path / "saved")
+    assert start(exported, "--steps", "2", "--accumulate", "2", "--save", saved)[0] == 0
+    assert start(exported, "--steps", "4", "--resume", saved)[0] == 0
+    assert read == [exported.batch_size() * number for number in range(6)]
 
 
 def test_a_profile_names_the_redistributions(script: Path, tmp_path: Path) -> None:
@@ -141,16 +257,6 @@ def test_a_profile_names_the_redistributions(script: Path, tmp_path: Path) -> No
 
 
 # ---- tokens -----------------------------------------------------------------------------------------------------------
-@pytest.fixture
-def exported(script: Path) -> ModuleType:
-    """The file as a module."""
-    spec = importlib.util.spec_from_file_location("exported_train", script)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def stand(module: ModuleType, sizes: tuple[int, ...], coordinate: tuple[int, ...]) -> None:
     module.local.place = SimpleNamespace(sizes=sizes, coordinate=coordinate)
 
@@ -233,10 +339,7 @@ def test_fifty_steps_on_text_give_the_curve_of_the_plain_module(tmp_path: Path) 
 
 def plain_curve(path: Path) -> list[float]:
     """The loss of 50 steps of the user's module on the windows that the file reads, with initial values from the file."""
-    spec = importlib.util.spec_from_file_location("plain_train", path)
-    assert spec is not None and spec.loader is not None
-    file = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(file)
+    file = imported(path)
     data = open_bytes(file, str(TEXT), "1,1")
     module = find_factory("llama3-tiny")(layers=2, batch=8, seq=64)[0].to_empty(device="cpu")
     state = {name: file.initial(name, shape, rule) for name, (shape, _, _, rule) in file.PARAMS.items()}
@@ -251,7 +354,7 @@ def plain_curve(path: Path) -> list[float]:
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.zero_grad()
-        loss = module(data.read("tokens", step), data.read("labels", step))
+        loss = module(data.read("tokens", 8 * step), data.read("labels", 8 * step))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         optimizer.step()

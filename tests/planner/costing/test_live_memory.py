@@ -182,25 +182,25 @@ def test_two_layers_by_hand_serial() -> None:
         for there in (
             h + y + loss,  # the pending loss
             h + y + loss + loss,
-            loss + h + y + 512,  # gradient of y; layer 1 holds y, and layer 0 h, until it has run backward
+            loss + h + y + 512,  # gradient of y; layer 1 holds y and h until it has run backward
             loss + h + y + 512 + grad2_low + workspace,
             loss + h + y + 512 + grad2_low + grad2_pending,
             loss + h + y + 512 + grad2_pending + grad2,
             loss + h + y + 512 + grad2 + cast2,
             loss + h + y + 512 + grad2 + cast2 + whole2,
             loss + h + y + 512 + grad2 + whole2 + dh + workspace,
-            loss + h + grad2 + dh + grad1_low + workspace,
-            loss + h + grad2 + dh + grad1_low + grad1_pending,  # layer 0 was handed dh
-            loss + h + grad2 + dh + grad1_pending + grad1,
+            loss + grad2 + dh + grad1_low + workspace,
+            loss + grad2 + dh + grad1_low + grad1_pending,  # layer 0 was handed dh
+            loss + grad2 + dh + grad1_pending + grad1,
             loss + grad2 + grad1,
         )
     ]
-    peak = loss + h + grad2 + dh + grad1_low + grad1_pending
+    peak = loss + grad2 + dh + grad1_low + grad1_pending
     assert found.allocated_bytes == sum(STATIC.values()) + peak
     assert found.reserve_bytes == 7 + 342 * 2**20
     assert found.reserved_bytes == found.allocated_bytes + round(0.03 * peak) + found.reserve_bytes
     assert found.by_category == {
-        **STATIC, TEMPORARY: loss + dh + grad1_low + grad1_pending, ACTIVATION: h, GRADIENT: grad2,
+        **STATIC, TEMPORARY: loss + dh + grad1_low + grad1_pending, GRADIENT: grad2,
     }  # fmt: skip
     first = found.top[0]
     assert (first.num_bytes, first.shape, first.dtype, first.placements) == (32768, (64, 128), "float32", "P")

@@ -10,10 +10,12 @@ import pytest
 from planner.errors import ExportError
 from planner.exporting.lower import lower
 from planner.exporting.parts import schedule_of
-from planner.exporting.script import write_script
+from planner.exporting.script import Outlook, write_script
+from planner.exporting.slurm import slurm_script
 from planner.graph import DtypeRef, JointGraph, Node, TensorMeta
 from planner.plan import Plan
 from planner.schedule import EventKind
+from planner.units import GIB
 from tests.planner.exporting.small_plan import small_graph, small_plan
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "small_train.py.txt"
@@ -61,6 +63,7 @@ def test_the_file_imports_torch_and_the_standard_library_only() -> None:
 def test_lines_are_readable_and_names_defined() -> None:
     text = script()
     assert max(map(len, text.splitlines())) <= 130
+    assert max(map(len, script(12).splitlines())) <= 130
     done = subprocess.run(
         [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "E9,F", "-"],
         input=text,
@@ -147,6 +150,34 @@ def test_prices_and_counts_are_in_the_docstring() -> None:
         "1 all_gather@dp, 2 reduce_scatter@dp",
     ):
         assert part in doc
+
+
+def test_commands_of_the_docstring_start_as_many_ranks_as_their_mesh_has() -> None:
+    doc = ast.get_docstring(ast.parse(script())) or ""
+    assert "torchrun --standalone --nproc_per_node=2 train.py --device cpu --tiny --mesh 2 --steps 3" in doc
+    assert "torchrun --standalone --nproc_per_node=2 train.py --compile" in doc
+    graph = small_graph()
+    apart = ast.get_docstring(ast.parse(write_script(replace(small_plan(graph), gpus_per_node=1), graph, None))) or ""
+    assert "--nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=HOST:29500 --nproc_per_node=1 train.py" in apart
+    assert "--tiny" not in apart, "there is no such size"
+
+
+def test_a_forecast_is_told_and_measured_against() -> None:
+    graph = small_graph()
+    outlook = Outlook(step_us=1234.0, allocated_bytes=3 * GIB, reserved_bytes=5 * GIB)
+    text = write_script(small_plan(graph), graph, None, outlook=outlook)
+    doc = ast.get_docstring(ast.parse(text)) or ""
+    assert "1.23 ms per step as this file runs it" in doc and "3.000 GiB allocated at the most, 5.000 GiB" in doc
+    assert "PREDICTED_MS, PREDICTED_GIB = 1.234, 3.000  # the step, update included; the most that is allocated" in text
+
+
+def test_the_batch_file_gives_the_script_time_to_save() -> None:
+    graph = small_graph()
+    text = slurm_script(replace(small_plan(graph), gpus_per_node=1), "my train.py")
+    assert "#SBATCH --nodes=2" in text and "'my train.py' --compile" in text
+    warned, waited = (int(re.findall(pattern, text)[0]) for pattern in (r"TERM@(\d+)", r"--shutdown-timeout=(\d+)"))
+    assert 60 < waited < warned
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
 
 
 def test_without_a_tiny_version_sizes_are_numbers() -> None:
