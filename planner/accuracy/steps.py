@@ -66,8 +66,9 @@ class Described:
 
 @dataclass
 class Predictor:
-    """Keeps graphs by structure, times by description, and the plans made last."""
+    """Keeps profiles, graphs by structure, times by description, and the plans made last."""
 
+    profiles: dict[tuple[str, str], HardwareProfile] = field(default_factory=dict)
     graphs: dict[object, JointGraph] = field(default_factory=dict)
     planned: dict[object, Described] = field(default_factory=dict)
     simulated: dict[object, Times] = field(default_factory=dict)
@@ -86,8 +87,17 @@ class Predictor:
         if run.checkpoint != "auto":
             return run
         kept = replace(run, checkpoint="none")
-        fits = self._memory(kept).reserved_bytes <= load_profile(run.hardware).usable_bytes
+        fits = self._memory(kept).reserved_bytes <= self.profile(run).usable_bytes
         return kept if fits else replace(run, checkpoint="full")
+
+    def profile(self, run: Run) -> HardwareProfile:
+        """Of the machine, with the library that the run's attention is from."""
+        key = (run.hardware, run.attention)
+        if key not in self.profiles:
+            profile = load_profile(run.hardware)
+            attention = replace(profile.attention, library=run.attention or profile.attention.library)
+            self.profiles[key] = replace(profile, attention=attention)
+        return self.profiles[key]
 
     # ---- time -------------------------------------------------------------------------------------------------------
     def times(self, run: Run, clock: float | None = None) -> Times:
@@ -101,7 +111,7 @@ class Predictor:
         return self.simulated[key]
 
     def _simulated(self, run: Run, depth: int, clock: float | None) -> Times:
-        found, profile = self._described(run, depth), profile_of(run)
+        found, profile = self._described(run, depth), self.profile(run)
         actions = as_described(found, run, profile)
         if clock is not None:
             actions = described.slower_products(actions, profile.sustained_clock / clock)
@@ -120,7 +130,7 @@ class Predictor:
         return deep_memory(few, more, run)
 
     def _walked(self, run: Run, depth: int) -> Walked:
-        found, profile = self._described(run, depth), profile_of(run)
+        found, profile = self._described(run, depth), self.profile(run)
         actions = found.actions
         if run.accumulation > 1 or run.has_master:
             actions = described.with_standing_gradients(actions)
@@ -144,7 +154,7 @@ class Predictor:
         return self.planned[key]
 
     def _planned(self, run: Run, depth: int) -> Described:
-        profile = profile_of(run)
+        profile = self.profile(run)
         graph = self._graph(run, depth)
         if run.checkpoint != "none":
             keeps = every_other_product(graph) if run.checkpoint == "ops" else None
@@ -164,11 +174,6 @@ class Predictor:
 
             self.graphs[key] = trace(ModelRequest(model=sizes.model(flags), batch=sizes.batch, seq=sizes.seq, layers=depth))
         return self.graphs[key]
-
-
-def profile_of(run: Run) -> HardwareProfile:
-    profile = load_profile(run.hardware)
-    return replace(profile, attention=replace(profile.attention, library=run.attention)) if run.attention else profile
 
 
 def every_other_product(graph: JointGraph) -> Callable[[Node], bool]:
