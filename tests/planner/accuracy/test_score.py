@@ -139,6 +139,8 @@ def test_gpus_without_a_profile_are_skipped(gpu: str) -> None:
 
 def test_network_labels_set_family_and_bandwidth() -> None:
     assert profile_for("A100-SXM-80GB", "EFA 4x100G").fabric.nic_bytes_per_s == 4 * 100e9 / 8 / 8
+    assert profile_for("A100-SXM-80GB", "EFA 4x100G").fabric_name == "efa_4x100g"
+    assert profile_for("B200-SXM", "NVSwitch+EFA 8x400G").fabric_name == "efa_32x100g"
     assert profile_for("H100-SXM-80GB", "IB 8x200G").fabric.nic_bytes_per_s == 25e9
     assert profile_for("H100-SXM-80GB", "RoCE 8x400G BF3").fabric_name == "roce_8x400g"
     assert profile_for("H100-SXM-80GB", "GPUDirect-TCPXO 8x200G").fabric_name == "tcpxo_8x200g"
