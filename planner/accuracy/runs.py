@@ -27,6 +27,8 @@ POLICIES = {"none": "none", "no": "none", "full": "full", "selective op": "ops",
 of attention, Megatron's `selective`, is what `none` does with a fused attention; but others call other things selective."""
 CLOSE = 0.03
 """Sources round their numbers of parameters."""
+FREES_ROOT = re.compile(r"max|pax|jax|SimpleFSDP|autoparallel", re.IGNORECASE)
+"""Ways to shard parameters that do not keep those outside the layers, as FSDP 1 and 2 do."""
 MASTER = re.compile(r"fp32 (grad|master)", re.IGNORECASE)
 """Precisions with parameters in bf16, and fp32 copies of them in the optimizer."""
 
@@ -37,6 +39,7 @@ class Run:
 
     `zero` 1 or 2: parameters whole, optimizer state split over the data ranks. `attention` is its library, "" for the usual one.
     `hides_exchanges`: activations are exchanged beside the products that make them. `has_master`: see MASTER.
+    `keeps_root`: parameters outside the layers stay gathered for the whole step.
     """
 
     model: str
@@ -53,6 +56,7 @@ class Run:
     attention: str = ""
     hides_exchanges: bool = False
     has_master: bool = False
+    keeps_root: bool = False
 
     @property
     def data_ranks(self) -> int:
@@ -91,6 +95,7 @@ def run_of(row: Fields) -> Run:
         compiled=compiled, zero=int(number(row, "zero") or 0),
         attention=_library(row), hides_exchanges=bool(SPLITS_PRODUCTS.search(row.get("framework", ""))),
         has_master=bool(MASTER.search(row["precision"])),
+        keeps_root=fsdp > 1 and not FREES_ROOT.search(row.get("framework", "") + row.get("compile", "")),
     )  # fmt: skip
 
 

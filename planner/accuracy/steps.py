@@ -20,6 +20,7 @@ from planner.accuracy.runs import Run
 from planner.actions import OVERLAPPED, Action, Actions
 from planner.checkpointing import checkpointed, layer_names
 from planner.constraint import Constraint, MemoryBudget
+from planner.costing.assumptions import CONSTANTS
 from planner.costing.collective import mesh_collectives
 from planner.costing.live_memory import walk
 from planner.costing.timeline import simulate
@@ -35,6 +36,7 @@ ATTENTION = "aten._scaled_dot_product"
 NO_LIMIT = MemoryBudget(num_bytes=10**15)
 GPUS_PER_NODE = 8
 DEPTHS = (1, 2)
+EAGER_OPERATORS: float = CONSTANTS["host.eager_operators"].value
 MOST_KEPT = 8
 """Plans; one takes a few MB."""
 
@@ -100,24 +102,25 @@ class Predictor:
         return self.profiles[key]
 
     # ---- time -------------------------------------------------------------------------------------------------------
-    def times(self, run: Run, clock: float | None = None) -> Times:
-        few, more = (self._times(run, depth, clock) for depth in DEPTHS)
+    def times(self, run: Run, clock: float | None = None, operators: float = EAGER_OPERATORS) -> Times:
+        """`clock`: another sustained clock than the profile's; `operators`: per kernel, of eager frameworks."""
+        few, more = (self._times(run, depth, clock, operators) for depth in DEPTHS)
         return more.extended(few, run.layers - DEPTHS[1])
 
-    def _times(self, run: Run, depth: int, clock: float | None) -> Times:
-        key = (replace(run, layers=0, accumulation=1), depth, clock)
+    def _times(self, run: Run, depth: int, clock: float | None, operators: float) -> Times:
+        key = (replace(run, layers=0, accumulation=1), depth, clock, operators)
         if key not in self.simulated:
-            self.simulated[key] = self._simulated(run, depth, clock)
+            self.simulated[key] = self._simulated(run, depth, clock, operators)
         return self.simulated[key]
 
-    def _simulated(self, run: Run, depth: int, clock: float | None) -> Times:
+    def _simulated(self, run: Run, depth: int, clock: float | None, operators: float) -> Times:
         found, profile = self._described(run, depth), self.profile(run)
         actions = as_described(found, run, profile)
         if clock is not None:
             actions = described.slower_products(actions, profile.sustained_clock / clock)
         launch = profile.launch
         if not run.compiled:
-            profile = replace(profile, launch=replace(launch, compiled_us=launch.eager_us))
+            profile = replace(profile, launch=replace(launch, compiled_us=launch.eager_us * operators))
         last = simulate(actions, profile).step_us
         micro = described.without_update(actions)
         if not run.shards_parameters:
@@ -134,6 +137,8 @@ class Predictor:
         actions = found.actions
         if run.accumulation > 1 or run.has_master:
             actions = described.with_standing_gradients(actions)
+        if run.keeps_root:
+            actions = described.with_root_gathered(actions, layer_names(found.graph))
         memory = walk(actions, simulate(actions, profile))
         return Walked(actions=actions, memory=memory, elements=found.plan.memory.parameter_bytes / 4, num_layers=depth)
 
