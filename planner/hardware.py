@@ -1,63 +1,30 @@
 """Hardware profiles: what one kind of machine can do, every number with its unit and where it comes from.
 
 A profile is a TOML file in `hardware_profiles/`; the network between its nodes is another, in `hardware_profiles/fabrics/`, and
-any two go together. Each constant is a table with `value, unit, kind, source, date`, and for fitted ones `residual_pct, rows,
-range`; a number without these does not load. Rates are SI per second, times µs, sizes bytes.
+any two go together. Each constant says where it comes from (`constants.py`); what a file must hold is in `hardware_reading.py`.
+Rates are SI per second, times µs, sizes bytes.
 
 A profile may name a `base`: what it does not state itself is taken from there, marked `derived` with its origin in the source.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planner.constants import REQUIRED, Constant, read_toml
 from planner.errors import InputError, UnknownHardwareError
 from planner.hardware_changes import changed, joined_name, split_name
 
 PROFILE_SCHEMA = 1
 PROFILE_FOLDER = Path(__file__).parent / "hardware_profiles"
 FABRIC_FOLDER = PROFILE_FOLDER / "fabrics"
-COMMON_FOLDER = PROFILE_FOLDER / "common"
-CONSTANT_KINDS = ("datasheet", "measured", "fitted", "derived", "guess")
-_REQUIRED = ("value", "unit", "kind", "source", "date")
-_REQUIRED_IF_FITTED = ("residual_pct", "rows", "range")
 
 Points = tuple[tuple[float, float], ...]
 """A curve as (x, y) pairs with rising x."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Constant:
-    """One number, curve or table of a profile.
-
-    Attributes:
-        value: a number, (x, y) pairs or rows of numbers.
-        kind: `datasheet`; `measured` by the source; `fitted` to measurements of this hardware; `derived` from those of other
-            hardware; `guess`.
-        date: when it was looked up or fitted, ISO.
-        residual_pct: fitted only: mean absolute error in % on data left out of the fit.
-        rows, range: fitted only: how many measurements, and over which range they reach.
-    """
-
-    value: Any
-    unit: str
-    kind: str
-    source: str
-    date: str
-    residual_pct: float | None = None
-    rows: int | None = None
-    range: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        names = _REQUIRED + (_REQUIRED_IF_FITTED if self.kind == "fitted" else ())
-        return {name: _thaw(getattr(self, name)) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +203,9 @@ class HardwareProfile:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> HardwareProfile:
         """Raises InputError naming the first key that is missing, unknown or without provenance."""
-        return _Reader(data).profile()
+        from planner.hardware_reading import read_profile
+
+        return read_profile(data)
 
 
 def profile_names() -> tuple[str, ...]:
@@ -256,28 +225,21 @@ def load_profile(name: str) -> HardwareProfile:
     machine, fabric, factors = split_name(name)
     if machine not in profile_names():
         raise UnknownHardwareError(f"unknown hardware {machine!r}", hint=f"Known: {', '.join(profile_names())}.")
-    data = _with_base(_read(PROFILE_FOLDER / f"{machine}.toml"))
+    data = _with_base(read_toml(PROFILE_FOLDER / f"{machine}.toml"))
     default = data.get("fabric_name", "")
     fabric = fabric or default
     if fabric not in fabric_names():
         raise UnknownHardwareError(f"unknown fabric {fabric!r}", hint=f"Known: {', '.join(fabric_names())}.")
-    whole = {**data, "fabric_name": fabric, "fabric": _read(FABRIC_FOLDER / f"{fabric}.toml")["fabric"]}
+    whole = {**data, "fabric_name": fabric, "fabric": read_toml(FABRIC_FOLDER / f"{fabric}.toml")["fabric"]}
     whole["name"] = joined_name(machine, "" if fabric == default else fabric, factors)
     return HardwareProfile.from_dict(changed(whole, factors))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"the hardware profile {path.name} is not TOML: {error}", hint="Check the line it names.") from error
 
 
 def _with_base(data: dict[str, Any]) -> dict[str, Any]:
     """The profile with what its base adds. A kind of collective with curves of its own takes none from the base."""
     if "base" not in data:
         return data
-    base = _with_base(_read(PROFILE_FOLDER / f"{data['base']}.toml"))
+    base = _with_base(read_toml(PROFILE_FOLDER / f"{data['base']}.toml"))
     return {key: value for key, value in _merged(data, _as_derived(base, data["base"])).items() if key != "base"}
 
 
@@ -285,7 +247,7 @@ def _merged(own: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(base)
     for key, value in own.items():
         both = isinstance(value, dict) and isinstance(base.get(key), dict)
-        found[key] = _merged(value, base[key]) if both and not set(value) & set(_REQUIRED) else value
+        found[key] = _merged(value, base[key]) if both and not set(value) & set(REQUIRED) else value
     return found
 
 
@@ -293,8 +255,8 @@ def _as_derived(tree: Mapping[str, Any], origin: str) -> dict[str, Any]:
     """The same constants, said to come from another profile; their residuals belong to that one and are dropped."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, dict) and set(value) & set(_REQUIRED):
-            kept = {name: value[name] for name in _REQUIRED if name in value}
+        if isinstance(value, dict) and set(value) & set(REQUIRED):
+            kept = {name: value[name] for name in REQUIRED if name in value}
             prefix = "" if value.get("kind") == "derived" else f"as {origin}: "
             found[key] = {**kept, "kind": "derived", "source": f"{prefix}{value.get('source', '')}"}
         else:
@@ -302,210 +264,8 @@ def _as_derived(tree: Mapping[str, Any], origin: str) -> dict[str, Any]:
     return found
 
 
-def common_constants(name: str) -> dict[str, Constant]:
-    """Constants that are the same for all machines, by dotted name: the file `common/NAME.toml`. They are no part of a profile's
-    hash, since no price of a plan depends on them.
-
-    Raises InputError if the file is damaged or a number lacks its provenance.
-    """
-    data = _read(COMMON_FOLDER / f"{name}.toml")
-    return _constants({key: value for key, value in data.items() if key not in ("schema", "title")})
-
-
 def parse_profile(toml: str) -> HardwareProfile:
     try:
         return HardwareProfile.from_dict(tomllib.loads(toml))
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"the hardware profile is not TOML: {error}", hint="Check the line it names.") from error
-
-
-def _freeze(value: Any) -> Any:
-    return tuple(map(_freeze, value)) if isinstance(value, list | tuple) else value
-
-
-def _thaw(value: Any) -> Any:
-    return list(map(_thaw, value)) if isinstance(value, tuple) else value
-
-
-def _constants(data: Mapping[str, Any], prefix: str = "") -> dict[str, Constant]:
-    """Dotted name -> constant, for every table that has a field of a constant."""
-    found: dict[str, Constant] = {}
-    for name, value in data.items():
-        key = f"{prefix}{name}"
-        if not isinstance(value, dict):
-            raise InputError(
-                f"hardware profile: {key} is a bare value", hint=f"Write a table [{key}] with {', '.join(_REQUIRED)}."
-            )
-        if set(value) & set(_REQUIRED):
-            found[key] = _constant(key, value)
-        else:
-            found.update(_constants(value, f"{key}."))
-    return found
-
-
-def _constant(key: str, table: Mapping[str, Any]) -> Constant:
-    required = _REQUIRED + (_REQUIRED_IF_FITTED if table.get("kind") == "fitted" else ())
-    missing = [name for name in required if table.get(name) in (None, "")]
-    unknown = sorted(set(table) - set(_REQUIRED) - set(_REQUIRED_IF_FITTED))
-    if missing or unknown:
-        problem = f"lacks {', '.join(missing)}" if missing else f"has unknown fields {', '.join(unknown)}"
-        raise InputError(f"hardware profile: {key} {problem}", hint="Say where the number comes from, or drop it.")
-    if table["kind"] not in CONSTANT_KINDS:
-        raise InputError(f"hardware profile: {key} has kind {table['kind']!r}", hint=f"Kinds are {', '.join(CONSTANT_KINDS)}.")
-    return Constant(**{name: _freeze(value) for name, value in table.items()} | {"date": str(table["date"])})
-
-
-class _Reader:
-    """Takes constants out by name with a range check; what is left over at the end is an error."""
-
-    def __init__(self, data: Mapping[str, Any]) -> None:
-        if data.get("schema") != PROFILE_SCHEMA:
-            raise InputError(
-                f"hardware profile: schema is {data.get('schema')!r}, this version reads {PROFILE_SCHEMA}",
-                hint="Use a profile written for this version.",
-            )
-        if not data.get("name") or not data.get("title"):
-            raise InputError("hardware profile: name or title is missing", hint="Write name = ... and title = ... at the top.")
-        self.name, self.title, self.fabric_name = str(data["name"]), str(data["title"]), str(data.get("fabric_name", ""))
-        self.constants = _constants({k: v for k, v in data.items() if k not in ("schema", "name", "title", "fabric_name")})
-        self.left = dict(self.constants)
-
-    def value(self, key: str) -> Any:
-        if key not in self.left:
-            raise InputError(f"hardware profile {self.name}: {key} is missing", hint=f"Add a table [{key}].")
-        return self.left.pop(key).value
-
-    def number(self, key: str, low: float, high: float) -> float:
-        value = self.value(key)
-        if not isinstance(value, int | float) or not low <= value <= high:
-            raise InputError(
-                f"hardware profile {self.name}: {key} is {value!r}", hint=f"It must be a number from {low:g} to {high:g}."
-            )
-        return float(value)
-
-    def names(self, prefix: str) -> list[str]:
-        return [key.removeprefix(f"{prefix}.") for key in self.left if key.startswith(f"{prefix}.")]
-
-    def points(self, key: str, low: float, high: float) -> Points:
-        value = self.value(key)
-        ok = isinstance(value, tuple) and value and all(isinstance(p, tuple) and len(p) == 2 for p in value)
-        if not ok or list(value) != sorted(value) or not all(x > 0 and low <= y <= high for x, y in value):
-            raise InputError(
-                f"hardware profile {self.name}: {key} is not a curve",
-                hint=f"Write [[x, y], ...] with rising x over 0 and y from {low:g} to {high:g}.",
-            )
-        return tuple((float(x), float(y)) for x, y in value)
-
-    def profile(self) -> HardwareProfile:
-        constants = {key: self.constants[key] for key in sorted(self.constants)}
-        content = [self.name, self.fabric_name, [[key, _thaw(constant.value)] for key, constant in constants.items()]]
-        profile = HardwareProfile(
-            name=self.name,
-            title=self.title,
-            fabric_name=self.fabric_name,
-            peak_flop_per_s={dtype: self.number(f"peak.{dtype}", 1e12, 1e17) for dtype in self.names("peak")},
-            hbm_bytes_per_s=self.number("memory.hbm_bytes_per_s", 1e11, 1e14),
-            hbm_bytes=int(self.number("memory.hbm_bytes", 1e9, 1e13)),
-            usable_bytes=int(self.number("memory.usable_bytes", 1e9, 1e13)),
-            reserve_bytes=int(self.number("memory.reserve_bytes", 0, 1e11)),
-            gpus_per_node=int(self.number("node.gpus_per_node", 1, 1024)),
-            sustained_clock=self.number("clock.sustained", 0.3, 1),
-            gemm=self.gemm(),
-            attention=self.attention(),
-            pointwise=PointwiseConstants(
-                efficiency=self.number("pointwise.efficiency", 0.05, 1),
-                launch_us=self.number("pointwise.launch_us", 0, 100),
-                cached_rate=self.points("pointwise.cached_rate", 0.05, 5),
-            ),
-            scan=ScanConstants(
-                chunk=int(self.number("scan.chunk", 1, 1e6)),
-                launch_us=self.number("scan.launch_us", 0, 1000),
-                round_us=self.number("scan.round_us", 0, 1000),
-                chunk_us=self.number("scan.chunk_us", 0.01, 1000),
-                tasks=self.number("scan.tasks", 1, 1e5),
-                convolution_efficiency=self.number("scan.convolution_efficiency", 0.05, 1),
-                convolution_launch_us=self.number("scan.convolution_launch_us", 0, 100),
-            ),
-            launch=LaunchConstants(
-                eager_us=self.number("launch.eager_us", 0, 1000),
-                compiled_us=self.number("launch.compiled_us", 0, 1000),
-                collective_us=self.number("launch.collective_us", 0, 1000),
-            ),
-            node=self.node(),
-            fabric=self.fabric(),
-            constants=constants,
-            content_hash=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16],
-        )
-        if self.left:
-            raise InputError(
-                f"hardware profile {self.name}: unknown constants {', '.join(sorted(self.left))}",
-                hint="Check the spelling; a number nothing reads is not kept.",
-            )
-        return profile
-
-    def gemm(self) -> GemmConstants:
-        knots = [tuple(map(float, self.value(f"gemm.surface.{dim}"))) for dim in ("m", "n", "k")]
-        table = self.value("gemm.surface.log_residual")
-        shaped = len(table) == len(knots[0]) and all(len(row) == len(knots[1]) for row in table)
-        cells = [cell for row in table for column in row for cell in column] if shaped else []
-        if len(cells) != math.prod(map(len, knots)) or not all(abs(cell) <= 2 for cell in cells):
-            raise InputError(
-                f"hardware profile {self.name}: gemm.surface.log_residual is not a table of log residuals",
-                hint=f"It needs {' x '.join(str(len(k)) for k in knots)} numbers (m, n, k), each from -2 to 2.",
-            )
-        return GemmConstants(
-            compute_efficiency=self.number("gemm.compute_efficiency", 0.05, 1),
-            memory_efficiency=self.number("gemm.memory_efficiency", 0.05, 1),
-            sharpness=self.number("gemm.sharpness", 1, 20),
-            launch_us=self.number("gemm.launch_us", 0, 100),
-            surface_m=knots[0],
-            surface_n=knots[1],
-            surface_k=knots[2],
-            surface=table,
-        )
-
-    def attention(self) -> AttentionConstants:
-        dims = sorted(int(name.removeprefix("d")) for name in self.names("attention.efficiency"))
-        tiles = tuple(map(float, self.value("attention.tiles")))
-        seqs = tuple(map(float, self.value("attention.seqs")))
-        tables = [self.value(f"attention.efficiency.d{dim}") for dim in dims]
-        for dim, table in zip(dims, tables, strict=True):
-            shaped = len(table) == len(tiles) and all(len(row) == len(seqs) for row in table)
-            if not shaped or not all(0 < x <= 1 for row in table for x in row):
-                raise InputError(
-                    f"hardware profile {self.name}: attention.efficiency.d{dim} is not a table of fractions",
-                    hint=f"It needs {len(tiles)} rows (tiles) of {len(seqs)} numbers (seqs) over 0, at most 1.",
-                )
-        return AttentionConstants(
-            head_dims=tuple(dims),
-            tiles=tiles,
-            seqs=seqs,
-            efficiency=tuple(tables),
-            causal_rate=self.points("attention.causal_rate", 0.05, 1),
-            backward_rate=self.points("attention.backward_rate", 0.05, 1),
-            library=str(self.value("attention.library")),
-            library_rate={
-                name: self.points(f"attention.library_rate.{name}", 0.05, 5) for name in self.names("attention.library_rate")
-            },
-            backward_flop_factor=self.number("attention.backward_flop_factor", 1, 5),
-            launch_us=self.number("attention.launch_us", 0, 100),
-        )
-
-    def node(self) -> NodeConstants:
-        curves: dict[str, dict[int, Points]] = {}
-        for name in self.names("node.collective"):
-            kind, _, ranks = name.partition(".n")
-            curves.setdefault(kind, {})[int(ranks)] = self.points(f"node.collective.{name}", 0.1, 1e9)
-        return NodeConstants(
-            link_bytes_per_s=self.number("node.link_bytes_per_s", 1e9, 1e13),
-            nvls_min_ranks=int(self.number("node.nvls_min_ranks", 0, 1e6)) or None,
-            curves={kind: dict(sorted(of_ranks.items())) for kind, of_ranks in curves.items()},
-        )
-
-    def fabric(self) -> FabricConstants:
-        efficiency = {kind: self.number(f"fabric.efficiency.{kind}", 0.05, 1) for kind in self.names("fabric.efficiency")}
-        return FabricConstants(
-            nic_bytes_per_s=self.number("fabric.nic_bytes_per_s", 1e8, 1e13),
-            efficiency=efficiency,
-            start_up={kind: self.points(f"fabric.start_up.{kind}", 0.1, 1e6) for kind in self.names("fabric.start_up")},
-        )

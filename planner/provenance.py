@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from planner.hardware import Constant, HardwareProfile
+from planner.constants import Constant
+from planner.hardware import HardwareProfile
 from planner.plan import Plan
 
 UNMEASURED_PCT = 25.0

@@ -8,7 +8,8 @@ from typing import Any
 
 from app.view_models.status import GB, GIB
 from planner import Plan
-from planner.hardware import Constant, HardwareProfile
+from planner.constants import Constant
+from planner.hardware import HardwareProfile
 from planner.hardware_changes import FIELDS, joined_name, split_name
 
 TABLE = "table"

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from planner.accuracy.rows import Skip
 from planner.accuracy.runs import Run
 from planner.actions import Actions
-from planner.costing.assumptions import Overhead
+from planner.costing.assumptions import CONSTANTS
 from planner.costing.live_memory import LiveMemory
 
 DEPTHS = (2, 3)
+SLACK: float = CONSTANTS["memory.framework_slack"].value
 BLOCK = re.compile(r"(\w+) block (-?\d+)")
 
 Moment = tuple[str, str, int, int]
@@ -77,7 +78,7 @@ def deep_memory(few: Walked, more: Walked, run: Run) -> DeepMemory:
     peak = max(live + layers * (second[moment] - live) for moment, live in first.items()) + changed
     static = [sum(walked.actions.static_bytes.values()) for walked in (few, more)]
     moving = peak - (static[0] + layers * (static[1] - static[0]) + changed)
-    cached = peak + Overhead().slack * max(0.0, moving)
+    cached = peak + SLACK * max(0.0, moving)
     return DeepMemory(allocated_bytes=peak, cached_bytes=cached, reserved_bytes=cached + few.memory.reserve_bytes)
 
 

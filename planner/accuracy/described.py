@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.actions import COMPUTE, GRADIENT, MATH, Action, Actions
+from planner.actions import COMPUTE, GATHERED, GRADIENT, MATH, Action, Actions
 from planner.costing.collective import MeshCollectives
 from planner.issuing import OPTIMIZER
 from planner.redistribution import CollectiveKind
@@ -100,6 +100,24 @@ def with_standing_gradients(actions: Actions) -> Actions:
     size = sum(actions.storages[n].num_bytes for n in whole)
     storages = tuple(replace(s, num_bytes=0) if n in whole else s for n, s in enumerate(actions.storages))
     return replace(actions, storages=storages, static_bytes={**actions.static_bytes, GRADIENT: size})
+
+
+def with_root_gathered(actions: Actions, layers: Iterable[str]) -> Actions:
+    """Parameters outside the layers are whole from their first use to the end of backward: FSDP makes one group of them, which it
+    does not free in between."""
+    inside = tuple(f"{layer}." for layer in layers)
+    root = {
+        n: storage
+        for n, storage in enumerate(actions.storages)
+        if storage.category == GATHERED and not f"{storage.module}.".startswith(inside)
+    }
+    whole: dict[tuple[str, str], int] = {}
+    for storage in root.values():
+        parameter = storage.module, storage.key.partition("#")[2]
+        whole[parameter] = max(whole.get(parameter, 0), storage.num_bytes)
+    storages = tuple(replace(s, num_bytes=0) if n in root else s for n, s in enumerate(actions.storages))
+    static = {**actions.static_bytes, GATHERED: actions.static_bytes.get(GATHERED, 0) + sum(whole.values())}
+    return replace(actions, storages=storages, static_bytes=static)
 
 
 def _bytes(action: Action) -> int:

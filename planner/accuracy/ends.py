@@ -2,60 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 
-from planner.accuracy.rows import Fields, Scored, Skip, needed, number
-from planner.accuracy.runs import run_of, vtrain_run
-from planner.accuracy.steps import Predictor
+from planner.accuracy.rows import Fields, Scored, Skip, counts, needed, number
+from planner.accuracy.runs import Run, run_of, vtrain_run
+from planner.accuracy.steps import GPUS_PER_NODE, Predictor
 from planner.units import GIB
 
-STEP_COLUMNS = (
-    "row_id", "source_url", "group", "framework", "model", "arch", "layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "gpu",
-    "gpus", "dp", "fsdp", "tp", "sp", "cp", "pp", "zero", "micro_batch", "global_batch", "seq", "precision", "ac_policy",
-    "compile", "step_time_s", "tokens_per_s_per_gpu", "reliability",
+STEP_COLUMNS = ("gpu", "gpus", "layers", "hidden", "heads", "seq")
+STEP_OPTIONAL = (
+    "row_id", "source_url", "group", "framework", "model", "arch", "params_B", "ffn", "kv_heads", "vocab", "dp", "fsdp", "tp",
+    "sp", "cp", "pp", "zero", "micro_batch", "global_batch", "grad_accum", "precision", "ac_policy", "compile", "step_time_s",
+    "tokens_per_s_per_gpu", "reliability",
 )  # fmt: skip
 VTRAIN_COLUMNS = (
     "gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq", "tp", "dp", "pp", "iter_ms",
 )  # fmt: skip
-MEMORY_COLUMNS = ("row_id", "group", "model", "gpu", "gpus", "ac_policy", "memory_GiB")
+MEMORY_COLUMNS = ("row_id", "memory_GiB")
+MEMORY_OPTIONAL = ("source_url", "group", "model", "gpu", "gpus", "ac_policy", "note")
+
+
+def source_of(row: Fields) -> str:
+    return row.get("group") or row.get("source_url") or "unnamed source"
 
 
 def score_step(predictor: Predictor, row: Fields) -> Scored:
     """One measured step. Rows that do not say what is recomputed are planned as memory allows, and kept apart."""
-    stated = bool(row["ac_policy"])
-    category = "step time" if stated else "step time, recompute unstated"
-    label = f"{row['row_id']} {row['model']} {row['gpu']} x {row['gpus']} fsdp {row['fsdp']} tp {row['tp']} seq {row['seq']}"
-    measured = measured_us(row)
-    if measured is None:
-        return Scored(category=category, source=row["group"], label=label, measured=0.0, skipped="no time stated")
+    category = "step time" if row["ac_policy"] else "step time, recompute unstated"
+    degrees = " ".join(f"{name} {row[name]}" for name in ("dp", "fsdp", "tp") if row[name] not in ("", "1"))
+    label = f"{row['row_id']} {row['model']} {row['gpu']} x {row['gpus']} {degrees} seq {row['seq']}"
+    scored = Scored(category=category, source=source_of(row), label=label, measured=float("nan"))
     try:
-        predicted = predictor.step_us(run_of(row))
+        run = run_of(row)
+        measured = measured_us(row, run)
+        if measured is None:
+            raise Skip("no time stated")
+        return replace(scored, measured=measured, predicted=predictor.step_us(run))
     except Skip as skip:
-        return Scored(category=category, source=row["group"], label=label, measured=measured, skipped=str(skip))
-    return Scored(category=category, source=row["group"], label=label, measured=measured, predicted=predicted)
+        return replace(scored, skipped=str(skip))
 
 
-def measured_us(row: Fields) -> float | None:
+def measured_us(row: Fields, run: Run) -> float | None:
     """Stated, or from tokens per second. None if neither is there."""
-    seconds = number(row, "step_time_s")
-    if seconds is not None:
-        return seconds * 1e6
-    rate, batch, seq, gpus = (number(row, name) for name in ("tokens_per_s_per_gpu", "global_batch", "seq", "gpus"))
-    if rate is None or batch is None or seq is None or gpus is None:
+    if number(row, "step_time_s") is not None:
+        return needed(row, "step_time_s")[0] * 1e6
+    if number(row, "tokens_per_s_per_gpu") is None:
         return None
-    return batch * seq / (rate * gpus) * 1e6
+    (rate,) = needed(row, "tokens_per_s_per_gpu")
+    return run.batch * run.accumulation * run.seq / (rate * run.mesh.num_devices) * 1e6
 
 
 def score_vtrain(predictor: Predictor, row: Fields) -> Scored:
     """One of many plans for the same model and batch."""
-    (measured,) = needed(row, "iter_ms")
+    (measured,), (gpus,) = needed(row, "iter_ms"), counts(row, "gpus")
     names = ("hidden", "heads", "layers", "seq", "gpus", "global_batch")
     family = "x".join(row[name] for name in names[:4])
     group = " ".join(f"{name} {row[name]}" for name in names)
     batch = f"{row['global_batch']}/{row['micro_batch']}"
     label = f"hidden {row['hidden']} layers {row['layers']} batch {batch} tp {row['tp']} dp {row['dp']}"
-    category, multi = "step time of plans to rank", float(row["gpus"]) > 8
-    category += ", several nodes" if multi else ", one node"
+    category = f"step time of plans to rank, {'several nodes' if gpus > GPUS_PER_NODE else 'one node'}"
     try:
         predicted = predictor.step_us(vtrain_run(row))
     except Skip as skip:
@@ -65,18 +70,18 @@ def score_vtrain(predictor: Predictor, row: Fields) -> Scored:
     )
 
 
-def score_memory_row(predictor: Predictor, models: Mapping[str, Mapping[str, str]], row: Fields) -> Scored:
-    """Peak memory of one device; sizes of the model are those of the step-time row of the same id. Sources report what PyTorch's
-    allocator has reserved, without driver and communicators, unless their note says allocated."""
-    stated = bool(row["ac_policy"])
-    category = "memory" if stated else "memory, recompute unstated"
-    (measured,) = needed(row, "memory_GiB")
+def score_memory_row(predictor: Predictor, model: Fields | None, row: Fields) -> Scored:
+    """Peak memory of one device; `model` is the step-time row of the same id. Sources report what PyTorch's allocator has
+    reserved, without driver and communicators, unless their note says allocated."""
+    category = "memory" if row["ac_policy"] else "memory, recompute unstated"
     label = f"{row['row_id']} {row['model']} {row['gpu']} x {row['gpus']}"
+    scored = Scored(category=category, source=source_of(row), label=label, measured=float("nan"))
     try:
-        if row["row_id"] not in models:
+        scored = replace(scored, measured=needed(row, "memory_GiB")[0])
+        if model is None:
             raise Skip("sizes of the model are not stated")
-        memory = predictor.memory(run_of(models[row["row_id"]]))
+        memory = predictor.memory(run_of(model))
     except Skip as skip:
-        return Scored(category=category, source=row["group"], label=label, measured=measured, skipped=str(skip))
-    found = memory.allocated_bytes if "allocated" in row.get("note", "").lower() else memory.cached_bytes
-    return Scored(category=category, source=row["group"], label=label, measured=measured, predicted=found / GIB)
+        return replace(scored, skipped=str(skip))
+    found = memory.allocated_bytes if "allocated" in row["note"].lower() else memory.cached_bytes
+    return replace(scored, predicted=found / GIB)

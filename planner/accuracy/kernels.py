@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,48 +13,90 @@ from planner.accuracy.labels import profile_for
 from planner.accuracy.rows import Fields, Scored, Skip, needed, read_csv
 from planner.costing.compute import Kernels
 from planner.costing.fusion import NO_TRAFFIC, Traffic
-from planner.hardware import load_profile
+from planner.errors import PlannerError
 from planner.strategy import KernelShapes
 
-GEMM_FILE = re.compile(r"gemm_(h100|h200|a100|b200)_(bf16|fp16|fp32|fp8)\.csv(\.gz)?$")
-ATTENTION_FILE = re.compile(r"attention_fwd_(h100|h200|a100|b200)\.csv(\.gz)?$")
-MEMORY_FILE = re.compile(r"membound_(h100|h200|a100|b200)\.csv(\.gz)?$")
-SCAN_FILE = re.compile(r"(gated_deltanet|mamba2)_(h100|h200|a100|b200)\.csv(\.gz)?$")
-PROFILES = {"h100": "h100_sxm", "h200": "h200", "a100": "a100_80gb", "b200": "b200"}
+GEMM_FILE = re.compile(r"gemm_(.+)_([^_]+)")
+ATTENTION_FILE = re.compile(r"attention_fwd_(.+)")
+MEMORY_FILE = re.compile(r"membound_(.+)")
+SCAN_FILE = re.compile(r"(?:gated_deltanet|mamba2)_(.+)")
+FIGURE_COLUMNS = ("gpu", "library", "phase", "head_dim", "causal", "seq", "total_tokens", "tflops")
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "float8_e4m3fn"}
 
 Column = np.ndarray
+Columns = Mapping[str, Column]
+Prices = Callable[[list[Fields], Columns], tuple[Column, np.ndarray]]
+"""Rows and their numbers -> µs and category of each."""
 
 
-def _columns(rows: list[dict[str, str]], names: Iterable[str]) -> dict[str, Column]:
-    return {name: np.array([float(row[name]) for row in rows]) for name in names}
+@dataclass(frozen=True)
+class _Table:
+    """A file of one kind of kernel: `category` is that of rows that are not scored, `family` what names rows alike."""
+
+    path: Path
+    category: str
+    numbers: tuple[str, ...]
+    family: Callable[[Fields], str]
+    label: Callable[[Fields], str]
+    measured: str = "latency_us"
+
+    def score(self, prices: Callable[[], Prices]) -> Iterator[Scored]:
+        """All rows at once. A row that lacks a number is skipped; so are all if there are no prices for the machine."""
+        good: list[Fields] = []
+        of: dict[str, list[float]] = {name: [] for name in self.numbers}
+        rows: list[Fields] = [*read_csv(self.path, self.numbers)]
+        for row in rows:
+            try:
+                found = needed(row, *self.numbers)
+            except Skip as skip:
+                yield self._skipped(row, str(skip))
+                continue
+            good.append(row)
+            for name, value in zip(self.numbers, found, strict=True):
+                of[name].append(value)
+        try:
+            columns = {name: np.array(values) for name, values in of.items()}
+            us, categories = prices()(good, columns)
+        except Skip as skip:
+            yield from (self._skipped(row, str(skip)) for row in good)
+            return
+        except PlannerError as error:
+            yield from (self._skipped(row, error.message) for row in good)
+            return
+        for row, measured, predicted, category in zip(good, columns[self.measured], us, categories, strict=True):
+            yield Scored(
+                category=str(category), source=self.family(row), label=self.label(row), measured=float(measured),
+                predicted=float(predicted),
+            )  # fmt: skip
+
+    def _skipped(self, row: Fields, reason: str) -> Scored:
+        nothing = float("nan")
+        return Scored(category=self.category, source=self.family(row), label=self.label(row), measured=nothing, skipped=reason)
 
 
-def _scored(
-    category: np.ndarray | str, family: np.ndarray, labels: Iterable[str], measured: Column, predicted: Column
-) -> Iterator[Scored]:
-    categories = np.broadcast_to(np.asarray(category), measured.shape)
-    for kind, source, label, us, guess in zip(categories, family, labels, measured, predicted, strict=True):
-        yield Scored(category=str(kind), source=str(source), label=label, measured=float(us), predicted=float(guess))
-
-
-def score_gemm(path: Path) -> Iterator[Scored]:
+def score_gemm(path: Path, match: re.Match[str]) -> Iterator[Scored]:
     """`x[m,k] · W[n,k]ᵀ`. Rows of fp8 include the quantisation of x: one pass that reads two bytes and writes one."""
-    match = GEMM_FILE.match(path.name)
-    assert match is not None
-    prices = Kernels(load_profile(PROFILES[match[1]]), sustained=False)
-    rows = read_csv(path, ("m", "n", "k", "latency_us"))
-    of = _columns(rows, ("m", "n", "k", "latency_us"))
-    dims = {"batch": np.ones(len(rows)), "m": of["m"], "n": of["n"], "k": of["k"]}
-    fp8 = match[2] == "fp8"
-    kernel = KernelShapes("gemm", dims, dtype=DTYPES[match[2]], out_dtype="bfloat16" if fp8 else DTYPES[match[2]])
-    us = prices.us(kernel, NO_TRAFFIC)
-    if fp8:
-        us = us + quantise_us(prices, of["m"], of["k"])
-    size = np.where(of["m"] >= 128, "m >= 128", "m < 128")
-    category = np.array([f"gemm {match[2]}, {s}" for s in size])
-    labels = [f"{match[1]} {r['m']} x {r['n']} x {r['k']}" for r in rows]
-    return _scored(category, np.array([f"n={r['n']} k={r['k']}" for r in rows]), labels, of["latency_us"], us)
+    gpu, dtype = match[1], match[2]
+
+    def prices() -> Prices:
+        if dtype not in DTYPES:
+            raise Skip(f"no matmuls of {dtype}")
+        kernels, fp8 = Kernels(profile_for(gpu), sustained=False), dtype == "fp8"
+
+        def us(rows: list[Fields], of: Columns) -> tuple[Column, np.ndarray]:
+            dims = {"batch": np.ones(len(rows)), "m": of["m"], "n": of["n"], "k": of["k"]}
+            shape = KernelShapes("gemm", dims, dtype=DTYPES[dtype], out_dtype="bfloat16" if fp8 else DTYPES[dtype])
+            us = kernels.us(shape, NO_TRAFFIC) + (quantise_us(kernels, of["m"], of["k"]) if fp8 else 0.0)
+            return us, np.where(of["m"] >= 128, f"gemm {dtype}, m >= 128", f"gemm {dtype}, m < 128")
+
+        return us
+
+    table = _Table(
+        path, f"gemm {dtype}", ("m", "n", "k", "latency_us"),
+        family=lambda row: f"n={row['n']} k={row['k']}",
+        label=lambda row: f"{gpu} {row['m']} x {row['n']} x {row['k']}",
+    )  # fmt: skip
+    return table.score(prices)
 
 
 def quantise_us(prices: Kernels, m: Column, k: Column) -> Column:
@@ -70,23 +113,33 @@ def _attention_kernel(of: Mapping[str, Column], causal: bool, backward: bool, li
     return KernelShapes("attention", dims, dtype="bfloat16", fields=fields)
 
 
-def score_attention(path: Path) -> Iterator[Scored]:
-    match = ATTENTION_FILE.match(path.name)
-    assert match is not None
-    prices = Kernels(load_profile(PROFILES[match[1]]), sustained=False)
-    rows = read_csv(path, ("batch", "seq", "q_heads", "kv_heads", "head_dim", "latency_us"))
-    of = _columns(rows, ("batch", "seq", "q_heads", "kv_heads", "head_dim", "latency_us"))
-    us = prices.us(_attention_kernel({**of, "heads": of["q_heads"]}, True, False, "trtllm"), NO_TRAFFIC)
-    category = np.where(of["seq"] >= 1024, "attention, seq >= 1024", "attention, seq < 1024")
-    family = np.array([f"heads={r['q_heads']}/{r['kv_heads']} d={r['head_dim']}" for r in rows])
-    labels = [f"{match[1]} batch {r['batch']} seq {r['seq']} heads {r['q_heads']}/{r['kv_heads']} d{r['head_dim']}" for r in rows]
-    return _scored(category, family, labels, of["latency_us"], us)
+def score_attention(path: Path, match: re.Match[str]) -> Iterator[Scored]:
+    gpu = match[1]
+
+    def prices() -> Prices:
+        kernels = Kernels(profile_for(gpu), sustained=False)
+
+        def us(rows: list[Fields], of: Columns) -> tuple[Column, np.ndarray]:
+            kernel = _attention_kernel({**of, "heads": of["q_heads"]}, True, False, "trtllm")
+            return kernels.us(kernel, NO_TRAFFIC), np.where(of["seq"] >= 1024, "attention, seq >= 1024", "attention, seq < 1024")
+
+        return us
+
+    def heads(row: Fields) -> str:
+        return f"{row['q_heads']}/{row['kv_heads']}"
+
+    table = _Table(
+        path, "attention", ("batch", "seq", "q_heads", "kv_heads", "head_dim", "latency_us"),
+        family=lambda row: f"heads={heads(row)} d={row['head_dim']}",
+        label=lambda row: f"{gpu} batch {row['batch']} seq {row['seq']} heads {heads(row)} d{row['head_dim']}",
+    )  # fmt: skip
+    return table.score(prices)
 
 
 def score_attention_figure(row: Fields) -> Scored:
     """One bar of a chart: TFLOP/s of a library at hidden 2048; causal FLOPs counted half."""
     seq, tokens, head_dim, rate = needed(row, "seq", "total_tokens", "head_dim", "tflops")
-    causal = row["causal"] in ("1", "True", "true")
+    causal = row["causal"].lower() in ("1", "1.0", "true")
     prices = Kernels(profile_for(row["gpu"]), sustained=False)
     dims = {"batch": tokens / seq, "heads": 2048 / head_dim, "kv_heads": 2048 / head_dim, "head_dim": head_dim, "seq": seq}
     forward = 4 * tokens * seq * 2048 * (0.5 if causal else 1.0)
@@ -102,37 +155,52 @@ def score_attention_figure(row: Fields) -> Scored:
     return Scored(category=category, source=row["library"], label=label, measured=flops / rate / 1e6, predicted=total)
 
 
-def score_memory(path: Path) -> Iterator[Scored]:
+def score_memory(path: Path, match: re.Match[str]) -> Iterator[Scored]:
     """One elementwise kernel, run again and again on the same tensors."""
-    match = MEMORY_FILE.match(path.name)
-    assert match is not None
-    rows = read_csv(path, ("m", "k", "latency_us", "bytes_read_plus_written"))
-    of = _columns(rows, ("latency_us", "bytes_read_plus_written"))
-    size = of["bytes_read_plus_written"]
-    kernel = KernelShapes("pointwise", {"output_bytes": size[:, None]}, fields={"repeated": True})
-    us = Kernels(load_profile(PROFILES[match[1]])).us(kernel, Traffic((), (1.0,), 1))
-    category = np.where(size >= 64e6, "pointwise, >= 64 MB", "pointwise, < 64 MB")
-    labels = [f"{match[1]} {int(s)} B" for s in size]
-    return _scored(category, np.array([f"k={r['k']}" for r in rows]), labels, of["latency_us"], us)
+    gpu = match[1]
+
+    def prices() -> Prices:
+        kernels = Kernels(profile_for(gpu))
+
+        def us(rows: list[Fields], of: Columns) -> tuple[Column, np.ndarray]:
+            size = of["bytes_read_plus_written"]
+            kernel = KernelShapes("pointwise", {"output_bytes": size[:, None]}, fields={"repeated": True})
+            us = kernels.us(kernel, Traffic((), (1.0,), 1))
+            return us, np.where(size >= 64e6, "pointwise, >= 64 MB", "pointwise, < 64 MB")
+
+        return us
+
+    table = _Table(
+        path, "pointwise", ("latency_us", "bytes_read_plus_written"),
+        family=lambda row: f"k={row.get('k', '')}",
+        label=lambda row: f"{gpu} {row['bytes_read_plus_written']} B",
+    )  # fmt: skip
+    return table.score(prices)
 
 
-def score_scan(path: Path) -> Iterator[Scored]:
+def score_scan(path: Path, match: re.Match[str]) -> Iterator[Scored]:
     """Chunked scans of linear attention, and the short convolutions before them."""
-    match = SCAN_FILE.match(path.name)
-    assert match is not None
-    prices = Kernels(load_profile(PROFILES[match[2]]), sustained=False)
-    for row in read_csv(path, ("kernel_source", "batch_size", "seq_len", "num_tokens", "d_conv", "model_name", "latency_us")):
-        label = f"{row['kernel_source']} {row['model_name']} batch {row['batch_size']} seq {row['seq_len']}"
-        measured = float(row["latency_us"])
-        conv = "conv1d" in row["kernel_source"]
-        category = "causal convolution" if conv else "linear-attention scan"
+    columns = ("kernel_source", "batch_size", "seq_len", "num_tokens", "model_name", "latency_us")
+    rows = read_csv(path, columns)
+    try:
+        prices = Kernels(profile_for(match[1]), sustained=False)
+    except Skip as skip:
+        yield from (replace(_scan_row(row), skipped=str(skip)) for row in rows)
+        return
+    for row in rows:
+        scored, conv = _scan_row(row), "conv1d" in row["kernel_source"]
         try:
+            (measured,) = needed(row, "latency_us")
             kernel = _convolution(row) if conv else _scan(row)
+            yield replace(scored, measured=measured, predicted=float(prices.us(kernel, NO_TRAFFIC)[0]))
         except Skip as skip:
-            yield Scored(category=category, source=row["model_name"], label=label, measured=measured, skipped=str(skip))
-            continue
-        predicted = float(prices.us(kernel, NO_TRAFFIC)[0])
-        yield Scored(category=category, source=row["model_name"], label=label, measured=measured, predicted=predicted)
+            yield replace(scored, skipped=str(skip))
+
+
+def _scan_row(row: Fields) -> Scored:
+    label = f"{row['kernel_source']} {row['model_name']} batch {row['batch_size']} seq {row['seq_len']}"
+    category = "causal convolution" if "conv1d" in row["kernel_source"] else "linear-attention scan"
+    return Scored(category=category, source=row["model_name"], label=label, measured=float("nan"))
 
 
 def _scan(row: Fields) -> KernelShapes:
@@ -152,7 +220,7 @@ def _convolution(row: Fields) -> KernelShapes:
     return KernelShapes("conv1d", {"tokens": np.array([tokens]), "channels": np.array([channels])}, dtype="bfloat16")
 
 
-KERNEL_FILES: tuple[tuple[re.Pattern[str], Callable[[Path], Iterator[Scored]]], ...] = (
+KERNEL_FILES: tuple[tuple[re.Pattern[str], Callable[[Path, re.Match[str]], Iterator[Scored]]], ...] = (
     (GEMM_FILE, score_gemm),
     (ATTENTION_FILE, score_attention),
     (MEMORY_FILE, score_memory),

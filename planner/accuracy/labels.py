@@ -17,7 +17,13 @@ GPU_PATTERNS = (
     (r"^a100", "a100_80gb"),
     (r"^b200", "b200"),
 )
-FABRIC_PATTERNS = (("tcpxo", "tcpxo_8x200g"), ("tcpx", "tcpx_4x200g"), ("efa", "efa_32x100g"), ("roce", "roce_8x400g"))
+FABRIC_PATTERNS = (
+    (r"tcpxo", "tcpxo_8x200g"),
+    (r"tcpx", "tcpx_4x200g"),
+    (r"efa.*\b4x100g", "efa_4x100g"),
+    (r"efa", "efa_32x100g"),
+    (r"roce", "roce_8x400g"),
+)
 
 
 def profile_name(gpu: str) -> str:
@@ -42,7 +48,7 @@ def profile_for(gpu: str, fabric: str = "") -> HardwareProfile:
     text = fabric.lower()
     if "unknown" in text:
         raise Skip("network of unknown kind")
-    family = next((found for pattern, found in FABRIC_PATTERNS if pattern in text), None)
+    family = next((found for pattern, found in FABRIC_PATTERNS if re.search(pattern, text)), None)
     if family is None:
         if not re.search(r"\bib\b|infiniband|ndr|hdr", text):
             raise Skip(f"no fabric like {fabric!r}")

@@ -8,15 +8,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from planner.accuracy.labels import profile_for
-from planner.accuracy.rows import Fields, Scored, Skip, needed
+from planner.accuracy.rows import Fields, Scored, Skip, count, counts, needed
 from planner.costing.collective import GroupCurves, GroupShape, group_curves
 from planner.hardware import HardwareProfile
 from planner.redistribution import CollectiveKind
 from planner.units import MIB
 
-COLLECTIVE_COLUMNS = (
-    "source_url", "gpu", "nodes", "gpus", "collective", "size_bytes", "time_us", "fabric", "variant", "reliability",
-)  # fmt: skip
+COLLECTIVE_COLUMNS = ("gpu", "gpus", "collective", "size_bytes", "time_us")
+COLLECTIVE_OPTIONAL = ("source_url", "nodes", "fabric", "variant", "reliability")
+GPUS_PER_NODE = 8
+"""Of the machines measured, where a row does not say its nodes."""
 NOT_NCCL = re.compile(r"MSCCL\+\+ kernel|peak", re.IGNORECASE)
 NO_SWITCH = re.compile(r"int8|NVLS_ENABLE=0|\bRing\b|algo=Ring", re.IGNORECASE)
 
@@ -31,13 +32,16 @@ class CollectiveScorer:
     curves: dict[tuple[str, str, GroupShape], tuple[HardwareProfile, GroupCurves]] = field(default_factory=dict)
 
     def score(self, row: Fields) -> Scored:
-        nodes, ranks, size, us = needed(row, "nodes", "gpus", "size_bytes", "time_us")
+        (ranks,), (size, us) = counts(row, "gpus"), needed(row, "size_bytes", "time_us")
+        nodes = count(row, "nodes", 1) if ranks <= GPUS_PER_NODE else counts(row, "nodes")[0]
         where = "in a node" if nodes == 1 else "across nodes"
         how = ">= 1 MiB" if size >= MIB else "< 1 MiB"
-        label = f"{row['gpu']} {row['collective']} {int(ranks)} ranks, {int(nodes)} nodes, {int(size)} B, {row['fabric']}"
-        scored = Scored(category=f"collectives {where}, {how}", source=row["source_url"], label=label, measured=us)
+        label = f"{row['gpu']} {row['collective']} {ranks} ranks, {nodes} nodes, {int(size)} B, {row['fabric']}"
+        scored = Scored(
+            category=f"collectives {where}, {how}", source=row["source_url"] or "unnamed source", label=label, measured=us
+        )
         try:
-            return replace(scored, predicted=self.us(row, int(nodes), int(ranks), size))
+            return replace(scored, predicted=self.us(row, nodes, ranks, size))
         except Skip as skip:
             return replace(scored, skipped=str(skip))
 
@@ -45,10 +49,12 @@ class CollectiveScorer:
         variant = row["variant"]
         if NOT_NCCL.search(variant):
             raise Skip("not NCCL, or a peak without its size")
-        if row["reliability"] == "low":
+        if row["reliability"].lower() == "low":
             raise Skip("source marked as of low reliability")
         if row["collective"] not in set(CollectiveKind):
             raise Skip(f"no collective {row['collective']!r}")
+        if ranks < 2:
+            raise Skip("one rank has nobody to exchange with")
         if ranks % nodes:
             raise Skip("ranks do not divide over the nodes")
         profile, curves = self._curves(row["gpu"], row["fabric"] if nodes > 1 else "", GroupShape(ranks, nodes, ranks // nodes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ TARGETS_PCT: Mapping[str, float] = {
 }
 """Mean absolute error in % aimed at, as mean over sources."""
 WORST = 10
+FEWEST_PLANS = 4
 TAU_TARGET, REGRET_TARGET_PCT = 0.8, 3.0
 
 
@@ -37,6 +38,7 @@ class Line:
     rows: int
     sources: int
     skipped: int
+    failed: int
     mean_pct: float | None
     by_source_pct: float | None
     median_pct: float | None
@@ -74,7 +76,8 @@ def _line(category: str, rows: list[Scored]) -> Line:
         category=category,
         rows=len(scored),
         sources=len(of_source),
-        skipped=len(rows) - len(scored),
+        skipped=sum(bool(row.skipped) for row in rows),
+        failed=sum(bool(row.failed) for row in rows),
         mean_pct=None if empty else rounded(np.abs(errors).mean()),
         by_source_pct=None if empty else rounded(float(np.mean([np.mean(e) for e in of_source.values()]))),
         median_pct=None if empty else rounded(np.median(np.abs(errors))),
@@ -86,29 +89,52 @@ def _line(category: str, rows: list[Scored]) -> Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranking:
-    """How well the cheapest plan is picked among plans for the same work; means over groups of at least four plans.
+    """How well the cheapest plan is picked among plans for the same work; groups of at least four plans.
 
     `tau` is Kendall's (pairs in the right order minus pairs in the wrong one, over all pairs); `regret_pct` is what the plan
-    ranked first takes beyond the fastest measured.
+    ranked first takes beyond the fastest measured. Both are means over sources of the means over their groups.
     """
 
+    category: str
+    plans: int
     groups: int
+    sources: int
     tau: float
     regret_pct: float
 
+    @property
+    def passes(self) -> bool:
+        return self.tau >= TAU_TARGET and self.regret_pct <= REGRET_TARGET_PCT
 
-def ranking(rows: Iterable[Scored]) -> Ranking | None:
-    groups: dict[str, list[Scored]] = {}
+
+def rankings(rows: Iterable[Scored]) -> tuple[Ranking, ...]:
+    """By category of the rows."""
+    groups: dict[str, dict[tuple[str, str], list[Scored]]] = {}
     for row in rows:
         if row.group and row.predicted is not None:
-            groups.setdefault(row.group, []).append(row)
-    ranked = [mine for mine in groups.values() if len(mine) >= 4]
-    if not ranked:
-        return None
+            groups.setdefault(row.category, {}).setdefault((row.source, row.group), []).append(row)
+    found = []
+    for category, mine in sorted(groups.items()):
+        ranked = {key: plans for key, plans in mine.items() if len(plans) >= FEWEST_PLANS}
+        if ranked:
+            found.append(_ranking(category, ranked))
+    return tuple(found)
+
+
+def _ranking(category: str, groups: Mapping[tuple[str, str], list[Scored]]) -> Ranking:
+    def mean(measure: Callable[[list[Scored]], float]) -> float:
+        of_source: dict[str, list[float]] = {}
+        for (source, _), plans in groups.items():
+            of_source.setdefault(source, []).append(measure(plans))
+        return float(np.mean([np.mean(values) for values in of_source.values()]))
+
     return Ranking(
-        groups=len(ranked),
-        tau=round(float(np.mean([_tau(mine) for mine in ranked])), 3),
-        regret_pct=round(100 * float(np.mean([_regret(mine) for mine in ranked])), 2),
+        category=category.replace("step time of plans to rank", "plan ranking"),
+        plans=sum(map(len, groups.values())),
+        groups=len(groups),
+        sources=len({source for source, _ in groups}),
+        tau=round(mean(_tau), 3),
+        regret_pct=round(100 * mean(_regret), 2),
     )
 
 
@@ -136,25 +162,16 @@ def skip_reasons(rows: Iterable[Scored]) -> list[tuple[str, str, int]]:
     return [(category, reason, count) for (category, reason), count in counts.most_common()]
 
 
-def as_text(rows: tuple[Scored, ...], unknown_files: Iterable[str], *, worst_rows: int = 3) -> str:
-    names = ("mean", "by src", "median", "p90", "bias", "target")
-    head = f"{'category':36s} {'rows':>6s} {'srcs':>5s} {'skip':>5s} " + " ".join(f"{name:>7s}" for name in names)
-    lines = [head]
+def failures(rows: Iterable[Scored]) -> list[tuple[str, str, str]]:
+    """(category, row, error) of what went wrong."""
+    return [(row.category, row.label, row.failed) for row in rows if row.failed]
+
+
+def as_text(
+    rows: tuple[Scored, ...], unknown_files: Iterable[str], unreadable: Iterable[tuple[str, str]] = (), *, worst_rows: int = 3
+) -> str:
     table = summarise(rows)
-    for line in table:
-        figures = (line.mean_pct, line.by_source_pct, line.median_pct, line.p90_pct, line.bias_pct)
-        cells = " ".join(f"{'-':>7s}" if f is None else f"{f:6.1f}%" for f in figures)
-        aim = "" if line.target_pct is None else f"<={line.target_pct:g}%"
-        verdict = {None: "", True: " ok", False: " MISSED"}[line.passes]
-        lines.append(f"{line.category:36s} {line.rows:6d} {line.sources:5d} {line.skipped:5d} {cells} {aim:>7s}{verdict}")
-    lines.append("'by src' is the mean over sources, and what the target is for. Errors are |predicted / measured - 1|.")
-    found = ranking(rows)
-    if found is not None:
-        verdict = "ok" if found.tau >= TAU_TARGET and found.regret_pct <= REGRET_TARGET_PCT else "MISSED"
-        lines.append(
-            f"plan ranking: Kendall tau {found.tau:.2f} (>= {TAU_TARGET}), regret of the first {found.regret_pct:.1f} % "
-            f"(<= {REGRET_TARGET_PCT:g} %), {found.groups} groups: {verdict}"
-        )
+    lines = [*_table(table), *map(_ranked, rankings(rows))]
     for line in table:
         for row in worst(rows, line.category, worst_rows):
             lines.append(
@@ -162,15 +179,38 @@ def as_text(rows: tuple[Scored, ...], unknown_files: Iterable[str], *, worst_row
             )
     for category, reason, count in skip_reasons(rows):
         lines.append(f"skipped {count} of {category}: {reason}")
+    lines += [f"FAILED: {label} ({category}): {error}" for category, label, error in failures(rows)]
+    lines += [f"not read: {reason}" for _, reason in unreadable]
     lines += [f"not read: {name} (unknown file)" for name in unknown_files]
     return "\n".join(lines)
 
 
-def as_json(rows: tuple[Scored, ...], unknown_files: Iterable[str]) -> dict[str, Any]:
+def _table(table: Iterable[Line]) -> Iterator[str]:
+    names = ("mean", "by src", "median", "p90", "bias", "target")
+    yield f"{'category':42s} {'rows':>6s} {'srcs':>5s} {'skip':>5s} {'fail':>5s} " + " ".join(f"{name:>7s}" for name in names)
+    for line in table:
+        figures = (line.mean_pct, line.by_source_pct, line.median_pct, line.p90_pct, line.bias_pct)
+        cells = " ".join(f"{'-':>7s}" if f is None else f"{f:6.1f}%" for f in figures)
+        aim = "" if line.target_pct is None else f"<={line.target_pct:g}%"
+        verdict = {None: "", True: " ok", False: " MISSED"}[line.passes]
+        counts = f"{line.rows:6d} {line.sources:5d} {line.skipped:5d} {line.failed:5d}"
+        yield f"{line.category:42s} {counts} {cells} {aim:>7s}{verdict}"
+    yield "'by src' is the mean over sources, and what the target is for. Errors are |predicted / measured - 1|."
+
+
+def _ranked(found: Ranking) -> str:
+    return (
+        f"{found.category}: Kendall tau {found.tau:.2f} (>= {TAU_TARGET}), regret of the first {found.regret_pct:.1f} % "
+        f"(<= {REGRET_TARGET_PCT:g} %), {found.plans} plans in {found.groups} groups of {found.sources} sources: "
+        f"{'ok' if found.passes else 'MISSED'}"
+    )
+
+
+def as_json(rows: tuple[Scored, ...], unknown_files: Iterable[str], unreadable: Iterable[tuple[str, str]] = ()) -> dict[str, Any]:
     table = summarise(rows)
     return {
         "categories": [{**asdict(line), "passes": line.passes} for line in table],
-        "ranking": None if (found := ranking(rows)) is None else asdict(found),
+        "rankings": [{**asdict(found), "passes": found.passes} for found in rankings(rows)],
         "worst": {
             line.category: [
                 {"label": r.label, "source": r.source, "measured": r.measured, "predicted": r.predicted, "error": r.error}
@@ -179,5 +219,7 @@ def as_json(rows: tuple[Scored, ...], unknown_files: Iterable[str]) -> dict[str,
             for line in table
         },
         "skipped": [{"category": c, "reason": r, "rows": n} for c, r, n in skip_reasons(rows)],
+        "failed": [{"category": c, "row": label, "error": error} for c, label, error in failures(rows)],
         "unknown_files": list(unknown_files),
+        "unreadable_files": [{"file": name, "reason": reason} for name, reason in unreadable],
     }

@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass
 
 from planner.accuracy.labels import profile_name
-from planner.accuracy.rows import Fields, Skip, needed, number
+from planner.accuracy.rows import Fields, Skip, count, counts, needed, number
 from planner.mesh import Mesh
 from planner.recipes import Recipe
 
+YES, NO = ("true", "1", "1.0", "yes", "inductor", "torch.compile"), ("false", "0", "0.0", "no")
 COMPILED_FRAMEWORKS = re.compile(r"max|pax|jax", re.IGNORECASE)
 CUDNN_FRAMEWORKS = re.compile(r"max|pax|jax|nemo|megatron|\bTE\b|transformer.engine", re.IGNORECASE)
 """Their attention is cuDNN's on Hopper and later; others run FlashAttention 2."""
@@ -19,9 +20,15 @@ SPLITS_PRODUCTS = re.compile(r"nemo|megatron-core", re.IGNORECASE)
 """Frameworks that cut tensor-parallel products into pieces, so that the exchange of one piece runs beside the next."""
 GPT_LIKE = re.compile(r"gpt|mpt|opt|bloom|megatron|nemotron", re.IGNORECASE)
 TIED = re.compile(r"mpt|gpt|megatron", re.IGNORECASE)
+SIXTEEN_BITS = re.compile(r"(amp[ _-]?|mixed[ _-]?)?(bf16|bfloat16|fp16|float16)", re.IGNORECASE)
+"""Products of either kind run at the same rate and move the same bytes."""
 POLICIES = {"none": "none", "no": "none", "full": "full", "selective op": "ops", "": "auto"}
 """Policies of sources -> `none`, `full`, `ops` (`steps.every_other_product`) or `auto` (as memory allows). Recomputing the core
 of attention, Megatron's `selective`, is what `none` does with a fused attention; but others call other things selective."""
+CLOSE = 0.03
+"""Sources round their numbers of parameters."""
+FREES_ROOT = re.compile(r"max|pax|jax|SimpleFSDP|autoparallel", re.IGNORECASE)
+"""Ways to shard parameters that do not keep those outside the layers, as FSDP 1 and 2 do."""
 MASTER = re.compile(r"fp32 (grad|master)", re.IGNORECASE)
 """Precisions with parameters in bf16, and fp32 copies of them in the optimizer."""
 
@@ -32,6 +39,7 @@ class Run:
 
     `zero` 1 or 2: parameters whole, optimizer state split over the data ranks. `attention` is its library, "" for the usual one.
     `hides_exchanges`: activations are exchanged beside the products that make them. `has_master`: see MASTER.
+    `keeps_root`: parameters outside the layers stay gathered for the whole step.
     """
 
     model: str
@@ -48,6 +56,7 @@ class Run:
     attention: str = ""
     hides_exchanges: bool = False
     has_master: bool = False
+    keeps_root: bool = False
 
     @property
     def data_ranks(self) -> int:
@@ -64,8 +73,8 @@ class Run:
 
 def decoder_name(row: Fields) -> str:
     """The sample `decoder` with the sizes of the row; GPT-like families have an MLP of two matrices and layer norms."""
-    dim, heads, ffn, vocab = (int(x) for x in needed(row, "hidden", "heads", "ffn", "vocab"))
-    kv_heads = int(number(row, "kv_heads") or heads)
+    dim, heads, ffn, vocab = counts(row, "hidden", "heads", "ffn", "vocab")
+    kv_heads = count(row, "kv_heads", heads)
     gpt = bool(GPT_LIKE.search(row.get("model", "")))
     sizes = {"dim": dim, "heads": heads, "kv_heads": kv_heads, "ffn": ffn, "vocab": vocab, "gated": int(not gpt)}
     sizes |= {"tied": int(bool(TIED.search(row.get("model", ""))))}
@@ -75,24 +84,47 @@ def decoder_name(row: Fields) -> str:
 def run_of(row: Fields) -> Run:
     """A row of `e2e_training*`. Raises Skip with the first reason why it cannot be planned."""
     _refuse(row)
-    gpus, tp = (int(x) for x in needed(row, "gpus", "tp"))
-    fsdp, dp = int(number(row, "fsdp") or 1), int(number(row, "dp") or 0)
-    dp = dp or gpus // (tp * fsdp)
-    if dp * fsdp * tp != gpus:
-        raise Skip("degrees do not multiply to the number of GPUs")
-    (layers, seq, micro_batch, global_batch) = (int(x) for x in needed(row, "layers", "seq", "micro_batch", "global_batch"))
-    accumulation, rest = divmod(global_batch, micro_batch * dp * fsdp)
-    if rest or not accumulation:
-        raise Skip("global batch is no multiple of the micro batches")
-    mesh, recipes = parallelism(dp, fsdp, tp, row.get("sp", "") != "False")
-    compiled = row.get("compile") == "True" or bool(COMPILED_FRAMEWORKS.search(row.get("framework", "")))
+    dp, fsdp, tp = _degrees(row)
+    layers, seq = counts(row, "layers", "seq")
+    micro_batch, accumulation = _batches(row, dp * fsdp)
+    mesh, recipes = parallelism(dp, fsdp, tp, row.get("sp", "").lower() not in NO)
+    compiled = row.get("compile", "").lower() in YES or bool(COMPILED_FRAMEWORKS.search(row.get("framework", "")))
     return Run(
         model=decoder_name(row), layers=layers, seq=seq, hardware=profile_name(row["gpu"]), mesh=mesh, recipes=recipes,
         batch=micro_batch * dp * fsdp, accumulation=accumulation, checkpoint=POLICIES[row["ac_policy"].lower()],
         compiled=compiled, zero=int(number(row, "zero") or 0),
         attention=_library(row), hides_exchanges=bool(SPLITS_PRODUCTS.search(row.get("framework", ""))),
         has_master=bool(MASTER.search(row["precision"])),
+        keeps_root=fsdp > 1 and not FREES_ROOT.search(row.get("framework", "") + row.get("compile", "")),
     )  # fmt: skip
+
+
+def _degrees(row: Fields) -> tuple[int, int, int]:
+    """Of replicas, sharded data and tensor parallelism. Replicas are what is left if they are not stated; so is one way of
+    tensor parallelism if the others make up all GPUs."""
+    (gpus,), fsdp, dp = counts(row, "gpus"), count(row, "fsdp", 1), count(row, "dp", 0)
+    tp = count(row, "tp", 1 if max(dp, 1) * fsdp == gpus > 1 else 0)
+    if not tp:
+        raise Skip("tp is not stated")
+    dp = dp or max(1, gpus // (tp * fsdp))
+    if dp * fsdp * tp != gpus:
+        raise Skip("degrees do not multiply to the number of GPUs")
+    return dp, fsdp, tp
+
+
+def _batches(row: Fields, ranks: int) -> tuple[int, int]:
+    """(sequences of a micro-step per data rank, micro-steps), from two of the three numbers that sources give."""
+    accumulation = count(row, "grad_accum", 0)
+    if number(row, "global_batch") is None and accumulation:
+        return counts(row, "micro_batch")[0], accumulation
+    if number(row, "micro_batch") is None and accumulation:
+        micro_batch, rest = divmod(counts(row, "global_batch")[0], accumulation * ranks)
+    else:
+        (micro_batch, global_batch) = counts(row, "micro_batch", "global_batch")
+        accumulation, rest = divmod(global_batch, micro_batch * ranks)
+    if rest or not accumulation or not micro_batch:
+        raise Skip("global batch is no multiple of the micro batches")
+    return micro_batch, accumulation
 
 
 def _library(row: Fields) -> str:
@@ -106,16 +138,29 @@ def _refuse(row: Fields) -> None:
         raise Skip("pipeline stages")
     if (number(row, "cp") or 1) > 1:
         raise Skip("context parallelism")
-    if row.get("arch", "") != "dense":
-        raise Skip(f"no builder for models of kind {row.get('arch') or 'unstated'}")
+    arch = row.get("arch", "").lower()
+    if arch != "dense" and (arch or not _counts_as_dense(row)):
+        raise Skip(f"no builder for models of kind {arch or 'unstated'}")
     if re.search(r"lora|sft|finetune", row.get("model", "") + row.get("group", ""), re.IGNORECASE):
         raise Skip("fine-tuning: frozen weights or packed sequences")
-    if not row.get("precision", "").lower().startswith("bf16"):
-        raise Skip("precision is not bf16")
+    if not SIXTEEN_BITS.match(row.get("precision", "")):
+        raise Skip(f"precision is not bf16 but {row.get('precision') or 'unstated'}")
     if row.get("ac_policy", "").lower() not in POLICIES:
         raise Skip("recompute policy that plans do not have (chosen ops)")
-    if row.get("reliability") == "low":
+    if row.get("reliability", "").lower() == "low":
         raise Skip("source marked as of low reliability")
+
+
+def _counts_as_dense(row: Fields) -> bool:
+    """Whether a dense decoder of these sizes has the number of parameters that is stated; no other kind does."""
+    if number(row, "params_B") is None:
+        return False
+    layers, dim, heads, ffn, vocab = counts(row, "layers", "hidden", "heads", "ffn", "vocab")
+    kv_heads = count(row, "kv_heads", heads)
+    gpt = bool(GPT_LIKE.search(row.get("model", "")))
+    layer = dim * dim * (2 + 2 * kv_heads / heads) + (2 if gpt else 3) * dim * ffn
+    tables = 1 if TIED.search(row.get("model", "")) else 2
+    return abs((layers * layer + tables * vocab * dim) / (needed(row, "params_B")[0] * 1e9) - 1) < CLOSE
 
 
 def parallelism(dp: int, fsdp: int, tp: int, sequence: bool) -> tuple[Mesh, tuple[Recipe, ...]]:
@@ -138,13 +183,13 @@ def parallelism(dp: int, fsdp: int, tp: int, sequence: bool) -> tuple[Mesh, tupl
 def vtrain_run(row: Fields) -> Run:
     """A row of `vtrain_*`: GPT of width `hidden` on A100, vocabulary and recomputation not stated (51,200 and full
     assumed), attention as in Megatron-LM before fused kernels: products, softmax and dropout one by one."""
-    gpus, tp, dp, pp = (int(x) for x in needed(row, "gpus", "tp", "dp", "pp"))
+    gpus, tp, dp, pp = counts(row, "gpus", "tp", "dp", "pp")
     if pp > 1:
         raise Skip("pipeline stages")
     if dp * tp != gpus:
         raise Skip("degrees do not multiply to the number of GPUs")
-    dim, heads, layers, seq = (int(x) for x in needed(row, "hidden", "heads", "layers", "seq"))
-    micro_batch, global_batch = (int(x) for x in needed(row, "micro_batch", "global_batch"))
+    dim, heads, layers, seq = counts(row, "hidden", "heads", "layers", "seq")
+    micro_batch, global_batch = counts(row, "micro_batch", "global_batch")
     accumulation, rest = divmod(global_batch, micro_batch * dp)
     if rest or not accumulation:
         raise Skip("global batch is no multiple of the micro batches")

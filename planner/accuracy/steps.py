@@ -20,6 +20,7 @@ from planner.accuracy.runs import Run
 from planner.actions import OVERLAPPED, Action, Actions
 from planner.checkpointing import checkpointed, layer_names
 from planner.constraint import Constraint, MemoryBudget
+from planner.costing.assumptions import CONSTANTS
 from planner.costing.collective import mesh_collectives
 from planner.costing.live_memory import walk
 from planner.costing.timeline import simulate
@@ -35,6 +36,7 @@ ATTENTION = "aten._scaled_dot_product"
 NO_LIMIT = MemoryBudget(num_bytes=10**15)
 GPUS_PER_NODE = 8
 DEPTHS = (1, 2)
+EAGER_OPERATORS: float = CONSTANTS["host.eager_operators"].value
 MOST_KEPT = 8
 """Plans; one takes a few MB."""
 
@@ -66,8 +68,9 @@ class Described:
 
 @dataclass
 class Predictor:
-    """Keeps graphs by structure, times by description, and the plans made last."""
+    """Keeps profiles, graphs by structure, times by description, and the plans made last."""
 
+    profiles: dict[tuple[str, str], HardwareProfile] = field(default_factory=dict)
     graphs: dict[object, JointGraph] = field(default_factory=dict)
     planned: dict[object, Described] = field(default_factory=dict)
     simulated: dict[object, Times] = field(default_factory=dict)
@@ -86,28 +89,38 @@ class Predictor:
         if run.checkpoint != "auto":
             return run
         kept = replace(run, checkpoint="none")
-        fits = self._memory(kept).reserved_bytes <= load_profile(run.hardware).usable_bytes
+        fits = self._memory(kept).reserved_bytes <= self.profile(run).usable_bytes
         return kept if fits else replace(run, checkpoint="full")
 
+    def profile(self, run: Run) -> HardwareProfile:
+        """Of the machine, with the library that the run's attention is from."""
+        key = (run.hardware, run.attention)
+        if key not in self.profiles:
+            profile = load_profile(run.hardware)
+            attention = replace(profile.attention, library=run.attention or profile.attention.library)
+            self.profiles[key] = replace(profile, attention=attention)
+        return self.profiles[key]
+
     # ---- time -------------------------------------------------------------------------------------------------------
-    def times(self, run: Run, clock: float | None = None) -> Times:
-        few, more = (self._times(run, depth, clock) for depth in DEPTHS)
+    def times(self, run: Run, clock: float | None = None, operators: float = EAGER_OPERATORS) -> Times:
+        """`clock`: another sustained clock than the profile's; `operators`: per kernel, of eager frameworks."""
+        few, more = (self._times(run, depth, clock, operators) for depth in DEPTHS)
         return more.extended(few, run.layers - DEPTHS[1])
 
-    def _times(self, run: Run, depth: int, clock: float | None) -> Times:
-        key = (replace(run, layers=0, accumulation=1), depth, clock)
+    def _times(self, run: Run, depth: int, clock: float | None, operators: float) -> Times:
+        key = (replace(run, layers=0, accumulation=1), depth, clock, operators)
         if key not in self.simulated:
-            self.simulated[key] = self._simulated(run, depth, clock)
+            self.simulated[key] = self._simulated(run, depth, clock, operators)
         return self.simulated[key]
 
-    def _simulated(self, run: Run, depth: int, clock: float | None) -> Times:
-        found, profile = self._described(run, depth), profile_of(run)
+    def _simulated(self, run: Run, depth: int, clock: float | None, operators: float) -> Times:
+        found, profile = self._described(run, depth), self.profile(run)
         actions = as_described(found, run, profile)
         if clock is not None:
             actions = described.slower_products(actions, profile.sustained_clock / clock)
         launch = profile.launch
         if not run.compiled:
-            profile = replace(profile, launch=replace(launch, compiled_us=launch.eager_us))
+            profile = replace(profile, launch=replace(launch, compiled_us=launch.eager_us * operators))
         last = simulate(actions, profile).step_us
         micro = described.without_update(actions)
         if not run.shards_parameters:
@@ -120,10 +133,12 @@ class Predictor:
         return deep_memory(few, more, run)
 
     def _walked(self, run: Run, depth: int) -> Walked:
-        found, profile = self._described(run, depth), profile_of(run)
+        found, profile = self._described(run, depth), self.profile(run)
         actions = found.actions
         if run.accumulation > 1 or run.has_master:
             actions = described.with_standing_gradients(actions)
+        if run.keeps_root:
+            actions = described.with_root_gathered(actions, layer_names(found.graph))
         memory = walk(actions, simulate(actions, profile))
         return Walked(actions=actions, memory=memory, elements=found.plan.memory.parameter_bytes / 4, num_layers=depth)
 
@@ -144,7 +159,7 @@ class Predictor:
         return self.planned[key]
 
     def _planned(self, run: Run, depth: int) -> Described:
-        profile = profile_of(run)
+        profile = self.profile(run)
         graph = self._graph(run, depth)
         if run.checkpoint != "none":
             keeps = every_other_product(graph) if run.checkpoint == "ops" else None
@@ -164,11 +179,6 @@ class Predictor:
 
             self.graphs[key] = trace(ModelRequest(model=sizes.model(flags), batch=sizes.batch, seq=sizes.seq, layers=depth))
         return self.graphs[key]
-
-
-def profile_of(run: Run) -> HardwareProfile:
-    profile = load_profile(run.hardware)
-    return replace(profile, attention=replace(profile.attention, library=run.attention)) if run.attention else profile
 
 
 def every_other_product(graph: JointGraph) -> Callable[[Node], bool]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from planner.constants import Constant
 from planner.constraint import Constraint
 from planner.costing.assumptions import CONSTANTS
 from planner.errors import UnknownHardwareError
 from planner.graph import without_layer
-from planner.hardware import Constant, load_profile
+from planner.hardware import load_profile
 from planner.plan import Plan
 from planner.provenance import prices, total_error_pct
 from planner.units import format_gb, format_gib, format_ms

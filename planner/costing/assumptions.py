@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planner.constants import common_constants
 from planner.errors import InputError
-from planner.hardware import common_constants
 
 CONSTANTS = common_constants("step")
 

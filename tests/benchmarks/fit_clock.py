@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.accuracy.ends import STEP_COLUMNS, measured_us
+from planner.accuracy.ends import STEP_COLUMNS, STEP_OPTIONAL, measured_us
+from planner.accuracy.planned import rare_collections
 from planner.accuracy.rows import Skip, read_csv
 from planner.accuracy.runs import Run, run_of
 from planner.accuracy.steps import Predictor
@@ -32,17 +33,24 @@ def errors_of(run: Run, measured: float, predictor: Predictor) -> np.ndarray:
 
 
 def fit_clocks(folder: Path) -> None:
+    with rare_collections():
+        _fit(folder)
+
+
+def _fit(folder: Path) -> None:
     found: dict[str, dict[str, list[np.ndarray]]] = {}
     predictor = Predictor()
     for path in sorted(folder.glob("e2e_training*.csv")):
-        rows = read_csv(path, STEP_COLUMNS)
+        rows = read_csv(path, STEP_COLUMNS, STEP_OPTIONAL)
         random.Random(0).shuffle(rows)
         for row in rows:
-            measured = measured_us(row)
-            if measured is None or not row["ac_policy"]:
+            if not row["ac_policy"]:
                 continue
             try:
                 run = run_of(row)
+                measured = measured_us(row, run)
+                if measured is None:
+                    continue
                 mine = found.setdefault(run.hardware, {}).setdefault(row["group"], [])
                 if len(mine) < ROWS_PER_SOURCE:
                     mine.append(errors_of(run, measured, predictor))

@@ -20,7 +20,14 @@ HOST_US = 19.5
 SWEEP = 15
 """Rows from which a source counts as a sweep over sizes; others are single points."""
 START_SIZES = [4096.0, 65536, 2**20, 2**24, 2**26]
-FAMILIES = {"ib_8x400g": r"\bIB\b", "roce_8x400g": "RoCE", "efa_32x100g": "EFA", "tcpxo_8x200g": "TCPXO", "tcpx_4x200g": "TCPX "}
+FAMILIES = {
+    "ib_8x400g": r"\bIB\b",
+    "roce_8x400g": "RoCE",
+    "efa_32x100g": "EFA (?!4x100G)",
+    "efa_4x100g": "EFA 4x100G",
+    "tcpxo_8x200g": "TCPXO",
+    "tcpx_4x200g": "TCPX ",
+}
 
 
 def read(folder: Path) -> pd.DataFrame:

@@ -1,6 +1,6 @@
 """Fit the fitted constants of the hardware profiles from a folder of public measurements; print them as TOML.
 
-    python -m tests.benchmarks.fit_profiles FOLDER [gemm|attention|pointwise|nodes|fabrics|clocks ...]
+    python -m tests.benchmarks.fit_profiles FOLDER [gemm|attention|pointwise|nodes|fabrics|clocks|host ...]
 
 Every `residual_pct` is the mean absolute error on rows left out of the fit, split by shape family (kernels) or by source
 (collectives), never by row, unless `range` says otherwise; lines that begin with # print it. Nothing in `planner/` reads the
@@ -18,6 +18,7 @@ from planner.hardware import load_profile
 from tests.benchmarks.fit_clock import fit_clocks
 from tests.benchmarks.fit_collectives import FAMILIES, fit_fabric, fit_node
 from tests.benchmarks.fit_gemm import fit_gemm
+from tests.benchmarks.fit_host import fit_host
 from tests.benchmarks.fit_kernels import fit_attention, fit_pointwise
 
 GPUS = ("H100-SXM-80GB", "H200-SXM", "A100-SXM-80GB", "B200-SXM")
@@ -36,7 +37,7 @@ def fit_fabrics(folder: Path) -> None:
 
 FITS: Mapping[str, Callable[[Path], None]] = {
     "gemm": fit_gemm, "attention": fit_attention, "pointwise": fit_pointwise, "nodes": fit_nodes, "fabrics": fit_fabrics,
-    "clocks": fit_clocks,
+    "clocks": fit_clocks, "host": fit_host,
 }  # fmt: skip
 
 

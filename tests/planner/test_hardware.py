@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from planner.constants import CONSTANT_KINDS
 from planner.errors import InputError, UnknownHardwareError
-from planner.hardware import CONSTANT_KINDS, HardwareProfile, fabric_names, load_profile, parse_profile, profile_names
+from planner.hardware import HardwareProfile, fabric_names, load_profile, parse_profile, profile_names
 from planner.redistribution import CollectiveKind
 from planner.units import GIB
 

@@ -182,5 +182,29 @@ def test_state_of_other_ways_to_keep_parameters(master: bool, zero: int, per_ele
     assert 16 + other_state(run, 1.0) == pytest.approx(per_element)
 
 
+def test_parameters_outside_layers_stay_gathered_where_frameworks_keep_them(predictor: Predictor) -> None:
+    """Token table and head, in bf16, once each; two tensor-parallel ranks have half each. The rest are norms."""
+    found = predictor._described(sharded(), 2)
+    kept = described.with_root_gathered(found.actions, layer_names(found.graph))
+    tables = 2 * 1024 * 256 * 2 // 2
+    assert tables < kept.static_bytes["gathered parameters"] < tables + 2048
+    assert sum(s.num_bytes for s in kept.storages if s.module.startswith("layers.")) == sum(
+        s.num_bytes for s in found.actions.storages if s.module.startswith("layers.")
+    )
+
+
+@pytest.mark.parametrize(
+    ("framework", "compiled", "kept"),
+    [("torchtitan", "True", True), ("torchtitan", "SimpleFSDP aot_eager", False), ("MaxText", "", False)],
+)
+def test_which_frameworks_keep_them(framework: str, compiled: str, kept: bool) -> None:
+    assert run_of({**ROW, "framework": framework, "compile": compiled}).keeps_root is kept
+
+
+def test_operators_that_only_the_host_sees_make_eager_steps_longer(predictor: Predictor) -> None:
+    few, many = (predictor.times(small(compiled=False), operators=operators) for operators in (1.0, 4.0))
+    assert many.last > 2 * few.last
+
+
 def test_few_plans_are_kept(predictor: Predictor) -> None:
     assert len(predictor.planned) <= MOST_KEPT

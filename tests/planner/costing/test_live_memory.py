@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from planner.actions import ACTIVATION, COMPUTE, GATHERED, GRADIENT, OVERLAPPED, SCHEDULES, SERIAL, TEMPORARY, Actions
+from planner.constants import CONSTANT_KINDS
 from planner.costing.assumptions import CONSTANTS, Overhead
 from planner.costing.live_memory import LiveMemory, lifetimes, walk
 from planner.costing.timeline import simulate
@@ -24,7 +25,7 @@ from planner.graph import (
     TensorMeta,
     TensorRef,
 )
-from planner.hardware import CONSTANT_KINDS, load_profile
+from planner.hardware import load_profile
 from planner.issuing import actions_of
 from planner.memory import MemoryBreakdown, MemoryPolicy
 from planner.mesh import Mesh
