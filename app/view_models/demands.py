@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from datetime import date
 
 from app.view_models.placements import placements_text
 from planner import (
@@ -22,6 +23,7 @@ from planner import (
     Pin,
     Plan,
     Recipe,
+    ReshardAfterForward,
     SamePlacement,
 )  # fmt: skip
 from planner.constraint import Constraint
@@ -55,7 +57,7 @@ def bare(demand: Constraint) -> Constraint:
     """Without its note, which changes no plan."""
     if isinstance(demand, Pin | Allow | Forbid):
         return replace(demand, note="")
-    if isinstance(demand, ForbidCollective | SamePlacement | Recipe):
+    if isinstance(demand, ForbidCollective | SamePlacement | Recipe | ReshardAfterForward):
         return replace(demand, note="")
     return demand
 
@@ -67,6 +69,8 @@ def slot(demand: Constraint) -> tuple[object, ...]:
         return ("placements", demand.where)
     if isinstance(demand, Recipe):
         return ("recipe", demand.axes)
+    if isinstance(demand, ReshardAfterForward):
+        return ("reshard after forward",)
     return ("one", bare(demand))
 
 
@@ -94,7 +98,10 @@ def headline(demand: Constraint) -> str:
         kind = "collectives" if demand.collective == "*" else demand.collective
         return f"forbid {kind} on {'any axis' if demand.axis == '*' else demand.axis}"
     if isinstance(demand, Recipe):
-        return f"recipe {RECIPE_NAMES.get(demand.name, demand.name)} on {', '.join(demand.axes)}"
+        kept = ", parameters may be kept" if demand.may_keep else ""
+        return f"recipe {RECIPE_NAMES.get(demand.name, demand.name)} on {', '.join(demand.axes)}{kept}"
+    if isinstance(demand, ReshardAfterForward):
+        return demand.describe()
     return demand.describe().partition(" ")[0]
 
 
@@ -124,9 +131,20 @@ def by_description(demands: Iterable[Constraint], text: str) -> Constraint | Non
     return next((demand for demand in demands if demand.describe() == text), None)
 
 
+def stamped(reason: str, author: str, today: date) -> str:
+    """The note of a demand: why, who and when. "" if neither reason nor author is known."""
+    reason, author = reason.strip(), author.strip()
+    if not reason and not author:
+        return ""
+    signed = f"({author}, {today:%Y-%m-%d})" if author else f"({today:%Y-%m-%d})"
+    return f"{reason} {signed}".strip()
+
+
 def placed(kind: str, where: str, options: tuple[str, ...], note: str, mesh: Mesh) -> Constraint:
-    """A demand about placements as the form says it: `Pin`, `Allow` or `Forbid` and the options picked."""
+    """A demand about placements as the form says it: `Pin`, `Allow` or `Forbid` and the options picked, or `Tie` without any."""
     found = tuple(parse(option, mesh) for option in options)
+    if kind == "Tie":
+        return SamePlacement(where=where, note=note.strip())
     if kind == "Pin":
         return Pin(where=where, placements=found[0], note=note.strip())
     return (Allow if kind == "Allow" else Forbid)(where=where, options=found, note=note.strip())
