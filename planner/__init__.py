@@ -20,6 +20,7 @@ _HOME = {
     "Forbid": "constraint",
     "ForbidCollective": "constraint",
     "SamePlacement": "constraint",
+    "ReshardAfterForward": "constraint",
     "Recipe": "recipes",
     "RECIPES": "recipes",
     "parse_forbid": "constraint",

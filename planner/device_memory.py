@@ -1,7 +1,8 @@
 """A plan that fits the device with everything that is alive at once, not only in what its memory budget counts.
 
-The budget bounds parameters, gradients, optimizer state and saved activations, which are linear in the decisions. Temporaries,
-gathered parameters, communicators and the driver come on top and are known only for a finished plan (`costing/live_memory.py`).
+The budget bounds parameters, gradients, optimizer state and what is kept for backward, which are linear in the decisions.
+Temporaries, other gathered parameters, communicators and the driver come on top and are known only for a finished plan
+(`costing/live_memory.py`).
 If a plan needs more than the device has, the budget is tightened by what is missing and the plan is made again.
 """
 

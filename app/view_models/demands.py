@@ -23,6 +23,7 @@ from planner import (
     Pin,
     Plan,
     Recipe,
+    ReshardAfterForward,
     SamePlacement,
 )  # fmt: skip
 from planner.constraint import Constraint
@@ -56,7 +57,7 @@ def bare(demand: Constraint) -> Constraint:
     """Without its note, which changes no plan."""
     if isinstance(demand, Pin | Allow | Forbid):
         return replace(demand, note="")
-    if isinstance(demand, ForbidCollective | SamePlacement | Recipe):
+    if isinstance(demand, ForbidCollective | SamePlacement | Recipe | ReshardAfterForward):
         return replace(demand, note="")
     return demand
 
@@ -68,6 +69,8 @@ def slot(demand: Constraint) -> tuple[object, ...]:
         return ("placements", demand.where)
     if isinstance(demand, Recipe):
         return ("recipe", demand.axes)
+    if isinstance(demand, ReshardAfterForward):
+        return ("reshard after forward",)
     return ("one", bare(demand))
 
 
@@ -95,7 +98,10 @@ def headline(demand: Constraint) -> str:
         kind = "collectives" if demand.collective == "*" else demand.collective
         return f"forbid {kind} on {'any axis' if demand.axis == '*' else demand.axis}"
     if isinstance(demand, Recipe):
-        return f"recipe {RECIPE_NAMES.get(demand.name, demand.name)} on {', '.join(demand.axes)}"
+        kept = ", parameters may be kept" if demand.may_keep else ""
+        return f"recipe {RECIPE_NAMES.get(demand.name, demand.name)} on {', '.join(demand.axes)}{kept}"
+    if isinstance(demand, ReshardAfterForward):
+        return demand.describe()
     return demand.describe().partition(" ")[0]
 
 
