@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 
 from planner.exporting.script import write_script
 from planner.graph import JointGraph, ModelRequest
@@ -71,6 +73,15 @@ def run(command: Sequence[str], *, timeout_s: float = 300.0) -> subprocess.Compl
 
 def python(path: Path, *arguments: str, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
     return run([sys.executable, str(path), *arguments], timeout_s=timeout_s)
+
+
+def imported(path: Path) -> ModuleType:
+    """An exported file as a module."""
+    spec = importlib.util.spec_from_file_location("exported_train", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def tiny_request(model: Model) -> ModelRequest:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib.util
 import json
 import math
 import os
@@ -24,7 +23,7 @@ from torch.distributed.checkpoint import FileSystemWriter
 
 from planner.tracing.sources import find_factory
 from planner.workbench import Workbench
-from tests.numerics.exported import Model, any_plan, optimum, run
+from tests.numerics.exported import Model, any_plan, imported, optimum, run
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4")
 TEXT = Path(pydoc_data.topics.__file__)
@@ -39,15 +38,6 @@ def script(llama: Model, bench: Workbench, tmp_path_factory: pytest.TempPathFact
     path = tmp_path_factory.mktemp("exported") / "train.py"
     path.write_text(llama.script(any_plan(bench, 4)))
     return path
-
-
-def imported(path: Path) -> ModuleType:
-    """The file as a module."""
-    spec = importlib.util.spec_from_file_location("exported_train", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
