@@ -36,6 +36,7 @@ ATTENTION = "aten._scaled_dot_product"
 NO_LIMIT = MemoryBudget(num_bytes=10**15)
 GPUS_PER_NODE = 8
 DEPTHS = (1, 2)
+SHARPNESS: float = CONSTANTS["host.sharpness"].value
 EAGER_OPERATORS: float = CONSTANTS["host.eager_operators"].value
 MOST_KEPT = 8
 """Plans; one takes a few MB."""
@@ -56,6 +57,12 @@ class Times:
             self.last + more * (self.last - shallower.last),
         )
 
+    def beside(self, host: Times) -> Times:
+        """What both take together: a little more than the longer, since either waits for the other now and then."""
+        pairs = ((self.micro, host.micro), (self.last, host.last))
+        micro, last = (sum(us**SHARPNESS for us in pair) ** (1 / SHARPNESS) for pair in pairs)
+        return Times(micro, last)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Described:
@@ -73,7 +80,7 @@ class Predictor:
     profiles: dict[tuple[str, str], HardwareProfile] = field(default_factory=dict)
     graphs: dict[object, JointGraph] = field(default_factory=dict)
     planned: dict[object, Described] = field(default_factory=dict)
-    simulated: dict[object, Times] = field(default_factory=dict)
+    simulated: dict[object, tuple[Times, Times]] = field(default_factory=dict)
 
     def step_us(self, run: Run) -> float:
         """A whole step. Raises Skip if the planner refuses the run."""
@@ -104,28 +111,32 @@ class Predictor:
     # ---- time -------------------------------------------------------------------------------------------------------
     def times(self, run: Run, clock: float | None = None, operators: float = EAGER_OPERATORS) -> Times:
         """`clock`: another sustained clock than the profile's; `operators`: per kernel, of eager frameworks."""
-        few, more = (self._times(run, depth, clock, operators) for depth in DEPTHS)
-        return more.extended(few, run.layers - DEPTHS[1])
+        (few, few_host), (more, more_host) = (self._times(run, depth, clock) for depth in DEPTHS)
+        missing = run.layers - DEPTHS[1]
+        device, host = more.extended(few, missing), more_host.extended(few_host, missing)
+        return device if run.compiled else device.beside(Times(operators * host.micro, operators * host.last))
 
-    def _times(self, run: Run, depth: int, clock: float | None, operators: float) -> Times:
-        key = (replace(run, layers=0, accumulation=1), depth, clock, operators)
+    def _times(self, run: Run, depth: int, clock: float | None) -> tuple[Times, Times]:
+        """Of the step as simulated, and of the issuing CPU alone."""
+        key = (replace(run, layers=0, accumulation=1), depth, clock)
         if key not in self.simulated:
-            self.simulated[key] = self._simulated(run, depth, clock, operators)
+            self.simulated[key] = self._simulated(run, depth, clock)
         return self.simulated[key]
 
-    def _simulated(self, run: Run, depth: int, clock: float | None, operators: float) -> Times:
+    def _simulated(self, run: Run, depth: int, clock: float | None) -> tuple[Times, Times]:
         found, profile = self._described(run, depth), self.profile(run)
         actions = as_described(found, run, profile)
         if clock is not None:
             actions = described.slower_products(actions, profile.sustained_clock / clock)
         launch = profile.launch
         if not run.compiled:
-            profile = replace(profile, launch=replace(launch, compiled_us=launch.eager_us * operators))
-        last = simulate(actions, profile).step_us
-        micro = described.without_update(actions)
+            profile = replace(profile, launch=replace(launch, compiled_us=launch.eager_us))
+        last = simulate(actions, profile)
+        without = described.without_update(actions)
         if not run.shards_parameters:
-            micro = described.without_gradient_sums(micro)
-        return Times(simulate(micro, profile).step_us, last)
+            without = described.without_gradient_sums(without)
+        micro = simulate(without, profile)
+        return Times(micro.step_us, last.step_us), Times(micro.issue_us, last.issue_us)
 
     # ---- memory -----------------------------------------------------------------------------------------------------
     def _memory(self, run: Run) -> DeepMemory:
