@@ -47,7 +47,7 @@ OVERRIDES = (Pin, Allow, Forbid)
 _BUDGET_SWEEPS, _BUDGET_SWEEPS_PINNED = 32, 8
 _PRICES, _PRICES_PINNED = 14, 3
 _CLOSE_ENOUGH_PINNED = 1e-3
-_WINDOW_WIDTHS = (1, 3)
+_WINDOW_WIDTHS = (1, 2, 4)
 """Layers on each side of a pinned one, where messages settle before those of the whole model."""
 
 
@@ -312,7 +312,7 @@ class Solver:
     # ---- with pins ------------------------------------------------------------------------------------------------
     def _pinned(self, base: _Base, alive: np.ndarray, run: _Run) -> tuple[BudgetOutcome, str]:
         self._passing.restore(base.state)
-        effort = run.effort(max_sweeps=96, patience=6, round_sweeps=4, mend_every=2, eps_us=1e-5, ahead=True)
+        effort = run.effort(max_sweeps=72, patience=6, round_sweeps=4, mend_every=2, eps_us=1e-5, ahead=True)
         cost = np.where(alive, self.problem.unary_us, np.inf)
         windows = self._windows([r for r in run.restrictions if r.constraint not in run.based_on])
         start = _Start(
