@@ -205,8 +205,7 @@ class MessagePassing:
             found_value, found_bound, swept = self.sweep(effort, active, count, penalty, found)
             done += swept
             sweep_s = (time.monotonic() - clock) / max(1, swept)
-            before = value, bound
-            bound = max(bound, found_bound)
+            before, bound = (value, bound), max(bound, found_bound)
             if window is None and ahead and climb.is_slow(bound):
                 ahead, value = False, self._mend_on(best, value, penalty, rng, effort)
             if _is_better(found_value, value):
@@ -226,6 +225,7 @@ class MessagePassing:
                 break
         if not effort.suffices(value, bound) and not effort.expired():
             value = self._mend(best, value, penalty, _orders(rng, members))
+            value = self._mend_on(best, value, penalty, rng, effort) if effort.ahead else value
         return self._outcome(best, value, bound, done)
 
     def _outcome(self, choice: np.ndarray, value: float, bound: float, sweeps: int) -> Outcome:
