@@ -8,13 +8,11 @@ from app import work
 from app.jobs import Job
 from app.state import Session
 
-OF_THE_INSPECTOR = ("overrides", "explain", "local_prices")
-
 
 def follow(found: Session) -> None:
     """When the selection has moved on, nobody waits for what was asked about the box before."""
     if found.asked_about != found.selected:
-        work.stop_questions(found, *OF_THE_INSPECTOR)
+        work.stop_questions(found, *work.OF_THE_INSPECTOR)
         found.questions = {question: job for question, job in found.questions.items() if job.state != "failed"}
         found.asked_about, found.why = found.selected, None
 
@@ -39,11 +37,12 @@ def local_prices(found: Session, key: str) -> Job:
 
 
 def exposed(found: Session, *, may_ask: bool) -> Job | None:
-    """The forecast of the plan that is open (`Exposed`): the job if it was asked for, which only happens when `may_ask`."""
+    """The forecast of the plan that is open (`Exposed`): the job if it was asked for, which only happens when `may_ask` and the
+    worker has nothing else to do: nothing is stopped for it, and a click does not wait behind it longer than it takes."""
     assert found.document is not None
     question = ("exposed", found.document.plan.plan_id)
     known = found.questions.get(question)
-    if may_ask and found.running is None and (known is None or known.state == "cancelled"):
+    if may_ask and found.running is None and (known is None or known.state == "cancelled") and work.is_idle(found):
         return work.ask(found, "exposed", (), found.document.plan)
     return known
 

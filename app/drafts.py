@@ -67,6 +67,12 @@ def set_base(found: Session, base: Plan) -> None:
     set_plan(found, document.plan, base)
 
 
+def set_plan_note(found: Session, plan_id: str, text: str) -> None:
+    """What someone wants to be known of a plan of the project; the last note counts."""
+    store(found)
+    _log(found, pins_model.note_event(plan_id, text))
+
+
 def store(found: Session) -> None:
     """Puts the project, graph, plans and draft into the workspace if they are not there yet."""
     document = found.document
@@ -81,7 +87,7 @@ def store(found: Session) -> None:
             if plan is not None:
                 folder.save_plan(document.project, plan)
         opened = pins_model.plan_event(document.plan, document.base, document.graph, document.memory_bytes, browser_mark())
-        folder.append_event(document.project, document.draft, opened)
+        folder.append_event(document.project, document.draft, opened | pins_model.signature(found.author))
         for pins in (*document.history.past, document.history.pins):
             folder.append_event(document.project, document.draft, pins_model.pins_event(pins))
         found.stored = True
@@ -93,7 +99,8 @@ def _log(found: Session, event: dict[str, Any]) -> None:
     document = found.document
     assert document is not None
     if found.stored:
-        _writing(found, lambda: workspace().append_event(document.project, document.draft, event))
+        signed = event | pins_model.signature(found.author)
+        _writing(found, lambda: workspace().append_event(document.project, document.draft, signed))
 
 
 def _writing(found: Session, write: Callable[[], None]) -> None:

@@ -105,6 +105,7 @@ def _open_stored(found: Session, project: str, draft: str | None, plan_id: str |
         memory_bytes=log.memory_bytes if draft is not None else budget_bytes(plan),
     )  # fmt: skip
     show(found, document, stored=draft is not None and not copy)
+    found.author = found.author or ("" if copy else log.author)
     found.note = COPY if foreign else ""
 
 

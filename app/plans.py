@@ -10,6 +10,8 @@ import streamlit as st
 from app import drafts, work
 from app.state import Document, Session, pool, select, show, workspace
 from app.view_models import demands
+from app.view_models.history import Past
+from app.view_models.history import history as of_logs
 from app.view_models.other_plans import recipe_labels
 from app.view_models.pins import PinHistory
 from app.view_models.status import budget_bytes
@@ -69,6 +71,19 @@ def load(found: Session, option: Option) -> Plan | PlannerError | None:
         return _stored(workspace().root, document.project, option.stored, option.written or 0.0)
     except PlannerError as error:
         return error
+
+
+def history(found: Session) -> tuple[tuple[Past, ...], tuple[PlannerError, ...]]:
+    """(plans of the project, what could not be read)."""
+    document = found.document
+    assert document is not None
+    folder, logs, problems = workspace(), [], []
+    for draft in folder.drafts(document.project):
+        try:
+            logs.append(tuple(folder.events(document.project, draft)))
+        except PlannerError as error:
+            problems.append(error)
+    return of_logs(logs), tuple(problems)
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)

@@ -67,6 +67,7 @@ class Session:
         note: what a proof came to.
         focus: (key, count) that the graph is asked to show; the count grows with every request.
         pane: what the panel beside the graph shows.
+        author: who signs changes, "" if nobody said.
         legal: key -> the job that asked for its legal placements.
         questions: what was asked about the plan -> the job that answers; `asked_about` is the box that those of the inspector
             are about, `why` the (WHERE, placement) that is explained.
@@ -89,6 +90,7 @@ class Session:
     from_graph: str | None = None
     focus: tuple[str | None, int] = (None, 0)
     pane: str = "Inspect"
+    author: str = ""
     legal: dict[str, Job] = field(default_factory=dict)
     questions: dict[tuple[Any, ...], Job] = field(default_factory=dict)
     asked_about: str | None = None

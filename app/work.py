@@ -25,6 +25,9 @@ from planner.errors import SolverError
 from planner.sweep import SweepRequest
 
 SOLVE_LIMIT_S = 60.0
+OF_THE_INSPECTOR = ("overrides", "explain", "local_prices")
+"""Questions about what is selected."""
+
 SOLVES = ("start", "solve", "recipe", "what_if")
 """Kinds of jobs that have a plan to show before they end."""
 
@@ -58,7 +61,7 @@ def legal(found: Session, key: str) -> Job:
     if known is not None and (known.active or known.state == "done"):
         return known
     worker = _worker(found.document)
-    stop_questions(found)  # what is still shown is asked again
+    stop_questions(found, *OF_THE_INSPECTOR)  # what is still shown is asked again
     for other, job in found.legal.items():
         if other and job.state == "queued":
             worker.cancel(job)  # the selection has moved on
@@ -81,6 +84,17 @@ def stop_questions(found: Session, *commands: str) -> None:
     for (command, *_), job in found.questions.items():
         if job.active and found.document is not None and (not commands or command in commands):
             _worker(found.document).stop(job)
+
+
+def opening_stage(found: Session) -> str:
+    """What the worker does before it can answer anything, "" if it is ready."""
+    opening = found.legal.get("")
+    return opening.stages[-1].name if opening is not None and opening.active and opening.stages else ""
+
+
+def is_idle(found: Session) -> bool:
+    """Whether a question about the open plan would be answered at once."""
+    return found.document is not None and not _worker(found.document).busy
 
 
 def forget_failed(found: Session, key: str) -> None:

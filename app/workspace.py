@@ -207,5 +207,9 @@ class Workspace:
                     f"line {number + 1} of draft {draft} is damaged", hint="Open the plan again on Setup."
                 ) from error
 
+    def drafts(self, project: str) -> tuple[str, ...]:
+        """Ids of the drafts of a project."""
+        return tuple(sorted(p.stem for p in (self._project(project) / "drafts").glob("*.jsonl") if _ID.fullmatch(p.stem)))
+
     def _draft(self, project: str, draft: str) -> Path:
         return self._project(project) / "drafts" / f"{checked_id(draft)}.jsonl"

@@ -1,9 +1,11 @@
-"""Which tests run in one process, if several share the work."""
+"""Which tests run in one process, if several share the work, and what is compiled just in time before any of them waits."""
 
 from __future__ import annotations
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+
+from planner.solving import message_passing
 
 BROWSER = "tests/browser/"
 
@@ -17,3 +19,15 @@ class InFiles(LoadScopeScheduling):
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
     return InFiles(config, log)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Processes that share the work find the solver's loops compiled, instead of each compiling them at the same time."""
+    if session.config.getoption("numprocesses", None):  # of the one that gives out the work
+        message_passing.warm_up()
+
+
+@pytest.fixture(scope="session")
+def compiled() -> None:
+    """The solver's loops are compiled: on a new machine that takes half a minute of one core."""
+    message_passing.warm_up()

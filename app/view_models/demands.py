@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from datetime import date
 
 from app.view_models.placements import placements_text
 from planner import (
@@ -124,9 +125,20 @@ def by_description(demands: Iterable[Constraint], text: str) -> Constraint | Non
     return next((demand for demand in demands if demand.describe() == text), None)
 
 
+def stamped(reason: str, author: str, today: date) -> str:
+    """The note of a demand: why, who and when. "" if neither reason nor author is known."""
+    reason, author = reason.strip(), author.strip()
+    if not reason and not author:
+        return ""
+    signed = f"({author}, {today:%Y-%m-%d})" if author else f"({today:%Y-%m-%d})"
+    return f"{reason} {signed}".strip()
+
+
 def placed(kind: str, where: str, options: tuple[str, ...], note: str, mesh: Mesh) -> Constraint:
-    """A demand about placements as the form says it: `Pin`, `Allow` or `Forbid` and the options picked."""
+    """A demand about placements as the form says it: `Pin`, `Allow` or `Forbid` and the options picked, or `Tie` without any."""
     found = tuple(parse(option, mesh) for option in options)
+    if kind == "Tie":
+        return SamePlacement(where=where, note=note.strip())
     if kind == "Pin":
         return Pin(where=where, placements=found[0], note=note.strip())
     return (Allow if kind == "Allow" else Forbid)(where=where, options=found, note=note.strip())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from app.view_models.demands import Demands, added, mark, where_of
@@ -151,7 +152,7 @@ def pinned_keys(graph: JointGraph, pins: Iterable[Constraint]) -> tuple[dict[str
 @dataclass(frozen=True, kw_only=True)
 class Draft:
     """What a log adds up to. `memory_bytes` is the budget asked for, None for that of the hardware; `owner` marks the browser
-    that began it, "" if that is not known."""
+    that began it, `author` who signed last, "" if that is not known."""
 
     history: PinHistory = PinHistory()
     plan: str = ""
@@ -159,6 +160,16 @@ class Draft:
     graph: str = ""
     memory_bytes: int | None = None
     owner: str = ""
+    author: str = ""
+
+
+def signature(author: str) -> dict[str, Any]:
+    """Goes with every entry: when, in UTC, and by whom if that is known."""
+    return {"at": datetime.now(UTC).isoformat(timespec="seconds"), **({"by": author} if author else {})}
+
+
+def note_event(plan_id: str, text: str) -> dict[str, Any]:
+    return {"event": "note", "plan": plan_id, "text": text.strip()}
 
 
 def pins_event(pins: Pins) -> dict[str, Any]:
@@ -169,7 +180,8 @@ def plan_event(plan: Plan, base: Plan | None, graph: JointGraph, memory_bytes: i
     """A plan was opened (by `owner`) or solved; `base` is what it is compared with."""
     return {
         "event": "plan", "plan": plan.plan_id, "base": base.plan_id if base else "", "graph": graph.fingerprint,
-        "mesh": str(plan.mesh), "memory_bytes": memory_bytes, **({"owner": owner} if owner else {}),
+        "mesh": str(plan.mesh), "memory_bytes": memory_bytes, "step_us": plan.objective_us, "peak_bytes": plan.memory.peak_bytes,
+        **({"owner": owner} if owner else {}),
     }  # fmt: skip
 
 
@@ -184,6 +196,7 @@ def replay(events: Iterable[Mapping[str, Any]]) -> Draft:
     for event in events:
         try:
             kind = event["event"]
+            draft = replace(draft, author=str(event.get("by", draft.author)))
             if kind == "plan":
                 mesh = Mesh.parse(event["mesh"])
                 draft = replace(
@@ -196,7 +209,7 @@ def replay(events: Iterable[Mapping[str, Any]]) -> Draft:
                 begun = True
             elif kind in ("undo", "redo"):
                 draft = replace(draft, history=draft.history.undo() if kind == "undo" else draft.history.redo())
-            else:
+            elif kind != "note":
                 raise InvalidConstraintError(f"unknown entry {kind!r} in the pin log", hint="Open the plan again on Setup.")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidConstraintError(f"the pin log is damaged: {error!r}", hint="Open the plan again on Setup.") from error

@@ -1,4 +1,4 @@
-"""Compare: two plans side by side; all mesh shapes; other hardware."""
+"""Compare: two plans side by side; how the plans came about; all mesh shapes; other hardware."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from app.components.markup import plain
 from app.view_models import compare
 from app.view_models.other_plans import usual_baseline
 from app.view_models.setup_form import describe
-from app.views import hardware_what_if, mesh_sweep
+from app.views import hardware_what_if, mesh_sweep, plan_history
 from app.views.problems import no_plan
 from planner import Plan, PlannerError
 
-VIEWS = ("Plans", "Mesh sweep", "Hardware what-if")
+VIEWS = ("Plans", "History", "Mesh sweep", "Hardware what-if")
 MOST_ROWS = 400
 
 
@@ -30,6 +30,8 @@ def page() -> None:
     view = st.segmented_control("Compare", VIEWS, default=VIEWS[0], required=True, key="compare_view")
     if view == "Mesh sweep":
         mesh_sweep.draw(found)
+    elif view == "History":
+        plan_history.draw(found)
     elif view == "Hardware what-if":
         hardware_what_if.draw(found)
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import date
+
 import streamlit as st
 
 from app import drafts, state
@@ -11,6 +13,9 @@ from app.view_models import demands
 from app.view_models import pins as pins_model
 from app.views.pin_panel import is_stale
 from planner import ForbidCollective, Recipe
+
+MOST_NAME = 60
+"""Characters of a name."""
 
 AXES_CAPTION = "Axes, outermost first"
 
@@ -36,6 +41,7 @@ def draw(found: state.Session) -> None:
                     st.rerun()
         if not history.pins:
             st.caption("Nothing is demanded: the plan is free. Select an op to pin it, or add a recipe.")
+        author_field(found)
         with st.container(horizontal=True):
             with st.popover("Add"):
                 _recipe_form(found, document)
@@ -49,6 +55,14 @@ def draw(found: state.Session) -> None:
             if st.button("Clear", key="clear", disabled=not history.pins):
                 drafts.set_pins(found, ())
                 st.rerun()
+
+
+def author_field(found: state.Session) -> None:
+    """Who signs what is demanded, noted and solved from now on."""
+    found.author = st.text_input(
+        "Your name", found.author, key="author", max_chars=MOST_NAME, placeholder="optional",
+        help="Goes with the date into the reasons of pins, the history of plans, the report and the exported file.",
+    ).strip()  # fmt: skip
 
 
 def _count_text(document: state.Document, where: str) -> str:
@@ -67,7 +81,7 @@ def _recipe_form(found: state.Session, document: state.Document) -> None:
     problem = demands.recipe_problem(name, axes, mesh) if axes else "Pick at least one axis."
     st.caption(plain(problem or demands.recipe_text(name, axes, mesh)))
     if st.button("Add recipe", key="add_recipe", disabled=bool(problem)):
-        recipe = Recipe(name=name, axes=axes, note=note.strip())
+        recipe = Recipe(name=name, axes=axes, note=demands.stamped(note, found.author, date.today()))
         drafts.set_pins(found, demands.added(document.history.pins, recipe))
         st.rerun()
 
@@ -81,6 +95,7 @@ def _collective_form(found: state.Session, document: state.Document) -> None:
     axis = st.selectbox("In groups over", axes, index=1, format_func=lambda axis: "any axis" if axis == "*" else axis, key="over")
     note = st.text_input("Reason", key="collective_note", placeholder="optional, kept with the plan")
     if st.button("Forbid it", key="add_collective"):
-        demand = ForbidCollective(collective=kind, axis=axis, note=note.strip())
+        signed = demands.stamped(note, found.author, date.today())
+        demand = ForbidCollective(collective=kind, axis=axis, note=signed)
         drafts.set_pins(found, demands.added(document.history.pins, demand))
         st.rerun()

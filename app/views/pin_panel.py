@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import date
+
 import streamlit as st
 
 from app import drafts, state, work
@@ -17,8 +19,11 @@ from app.views import answers
 from app.views.problems import show_error
 from planner import PlannerError
 
-KINDS = ("Pin", "Allow", "Forbid")
-KIND_HELP = "Pin: exactly this placement. Allow: one of several. Forbid: none of several."
+STAGES = {"compile": "compiling the solver, once per installation"}
+"""Stages of opening a plan that need more words."""
+
+KINDS = ("Pin", "Allow", "Forbid", "Tie")
+KIND_HELP = "Pin: exactly this placement. Allow: one of several. Forbid: none of several. Tie: whichever, but all matches alike."
 
 
 def is_stale(document: state.Document) -> bool:
@@ -61,8 +66,8 @@ def _waiting_text(found: state.Session, job: Job) -> str:
         return "The legal placements follow when the running job has ended."
     if job.waits_for_room:
         return "Legal placements: waiting for a free core."
-    stage = job.stages[-1].name if job.stages else "opening the plan in a worker"
-    return f"Asking which placements are legal ({plain(stage)}, {job.seconds:.0f} s)."
+    stage = (job.stages[-1].name if job.stages else work.opening_stage(found)) or "opening the plan in a worker"
+    return f"Asking which placements are legal ({plain(STAGES.get(stage, stage))}, {job.seconds:.0f} s)."
 
 
 def _choose(found: state.Session, target: PinTarget, options: tuple[str, ...]) -> None:
@@ -73,17 +78,18 @@ def _choose(found: state.Session, target: PinTarget, options: tuple[str, ...]) -
         return
     now = placements_text(placement_of(document.plan, target.key))
     kind = st.segmented_control("Demand", KINDS, default=KINDS[0], required=True, key=f"kind {target.where}", help=KIND_HELP)
-    chosen = _options(document, target, options, now, str(kind))
+    chosen = _options(document, target, options, now, str(kind)) if kind != "Tie" else ()
     places = _places(found, document, target)
     reason = st.text_input("Reason", key=f"reason {target.where}", placeholder="optional, kept with the plan")
     matches, problem = _matches(document, places)
     said = f"{len(places)} selected ops" if len(places) > 1 else places[0]
+    problem = problem or _tie_problem(str(kind), places, matches)
     st.caption(plain(problem) if problem else f"Matches {matches} tensor{'s' if matches != 1 else ''}: {plain(said)}")
     with st.container(horizontal=True):
-        if st.button(f"{kind} {matches}", key="pin", disabled=matches == 0 or not chosen):
-            pins = document.history.pins
+        if st.button(f"{kind} {matches}", key="pin", disabled=bool(problem) or not (chosen or kind == "Tie")):
+            pins, note = document.history.pins, demands.stamped(reason, found.author, date.today())
             for where in places:
-                pins = demands.added(pins, demands.placed(str(kind), where, chosen, reason, document.plan.mesh))
+                pins = demands.added(pins, demands.placed(str(kind), where, chosen, note, document.plan.mesh))
             drafts.set_pins(found, pins)
             st.rerun()
         here = [pin for pin in document.history.pins if demands.where_of(pin) in places]
@@ -130,6 +136,15 @@ def _places(found: state.Session, document: state.Document, target: PinTarget) -
     if scope == "all layers":
         return (target.everywhere,)
     return (target.where,) if scope == "this one" else group
+
+
+def _tie_problem(kind: str, places: tuple[str, ...], matches: int) -> str:
+    """Why these places cannot be tied, "" if they can."""
+    if kind != "Tie":
+        return ""
+    if len(places) > 1:
+        return "A tie is said by one glob: choose glob as Where, and write one that matches the ops."
+    return "" if matches > 1 else "A tie needs several tensors: choose all layers or a glob as Where."
 
 
 def _matches(document: state.Document, places: tuple[str, ...]) -> tuple[int, str]:

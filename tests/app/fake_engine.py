@@ -14,7 +14,7 @@ from planner.constraint import Constraint
 from planner.errors import SolverError
 from planner.placement import parse
 from planner.sweep import Entry, SweepRequest, meshes
-from tests.app.fake_answers import FakeAnswers
+from tests.app.fake_answers import FakeAnswers, reason_of
 from tests.app.synthetic import legal, make_plan, small_graph
 
 
@@ -50,7 +50,7 @@ class FakeEngine(FakeAnswers):
         layers: tuple[str, ...] | None = None,
     ) -> Plan:
         progress("solve")
-        notes = {getattr(pin, "note", "") for pin in pins}
+        notes = set(map(reason_of, pins))
         if "infeasible" in notes:
             raise InfeasibleError(
                 "no plan satisfies all pins", hint="Remove one of them.", conflicts=[pin.describe() for pin in pins]

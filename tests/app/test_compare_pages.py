@@ -151,6 +151,51 @@ def test_older_plans_of_the_project_are_offered(open_app):
     assert "B minus A" in html(at) and not at.error
 
 
+def test_the_history_says_what_was_solved_from_what_and_keeps_notes(open_app):
+    at = view(on(open_app(), "compare"), "History")
+    assert "Nothing is stored yet" in texts(at)
+    at.text_input(key="author").set_value("Ann")
+    run(at)
+    at = solve(pin_everywhere(on(at, "explorer")))
+    second = document(at).plan
+    at = view(on(at, "compare"), "History")
+    at.text_input(key=f"plan_note {second.plan_id}").set_value("the one to keep")
+    run(at)
+    press(at, "save_plan_note")
+    table = frame(at, "solved from")
+    assert list(table["plan"]) == [second.plan_id[:7], document(at).base.plan_id[:7]]
+    assert list(table["solved from"]) == [document(at).base.plan_id[:7], ""]
+    assert list(table["by"]) == ["Ann", "Ann"] and list(table[""]) == ["open", ""]
+    assert table["note"][0].startswith("the one to keep (Ann, ") and table["step ms"][0] == pytest.approx(
+        second.objective_us / 1e3
+    )
+    first = document(at).base
+    select_row(at, "history_2", 1)
+    press(at, "open_past")
+    assert document(at).plan.plan_id == first.plan_id and document(at).base.plan_id == second.plan_id
+    assert document(at).history.pins == ()
+
+
+def test_a_past_plan_becomes_the_base(open_app):
+    at = solve(pin_everywhere(open_app()))
+    first = document(at).base
+    press(at, "clear")
+    pin_everywhere(at, "RR")
+    solve(at)
+    at = view(on(at, "compare"), "History")
+    select_row(at, "history_3", list(frame(at, "plan")["plan"]).index(first.plan_id[:7]))
+    press(at, "base_past")
+    assert document(at).base.plan_id == first.plan_id
+
+
+def test_a_damaged_draft_is_named_and_the_others_are_listed(open_app, demo):
+    at = solve(pin_everywhere(open_app()))
+    folder = demo / "projects" / document(at).project / "drafts"
+    (folder / "broken.jsonl").write_bytes(b"{\n{}\n")
+    at = view(on(at, "compare"), "History")
+    assert "draft broken is damaged" in texts(at) and len(frame(at, "solved from")) == 2
+
+
 def test_a_sweep_fills_its_table_and_opens_a_plan(open_app):
     at = view(on(open_app(), "compare"), "Mesh sweep")
     assert "solves every mesh shape" in texts(at)

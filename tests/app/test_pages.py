@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 from app import opening, state
 from app.views import explorer
+from planner import SamePlacement
 from tests.app.conftest import run
 from tests.app.synthetic import WQ
 
@@ -131,7 +133,8 @@ def test_a_click_fills_the_inspector_and_the_address(open_app):
 def test_pin_in_all_layers_undo_redo_unpin_clear(open_app):
     at = pin_everywhere(open_app(), reason="kernel needs it")
     (pin,) = document(at).history.pins
-    assert (pin.where, pin.note) == ("layers.*.attention.wq", "kernel needs it")
+    assert pin.where == "layers.*.attention.wq"
+    assert re.fullmatch(r"kernel needs it \(\d{4}-\d\d-\d\d\)", pin.note)
     assert "stale: 1 pin changed" in strip_text(at)
     assert press(at, "undo") and document(at).history.pins == ()
     assert press(at, "redo") and document(at).history.pins == (pin,)
@@ -139,6 +142,29 @@ def test_pin_in_all_layers_undo_redo_unpin_clear(open_app):
     press(at, "undo")
     assert press(at, "clear") and document(at).history.pins == ()
     assert press(at, "undo") and press(at, "remove_0") and document(at).history.pins == ()
+
+
+def test_whoever_gives_a_name_signs_what_is_demanded_also_after_a_refresh(open_app):
+    at = open_app()
+    at.text_input(key="author").set_value("Ann")
+    run(at)
+    pin_everywhere(at)
+    (pin,) = document(at).history.pins
+    assert re.fullmatch(r"\(Ann, \d{4}-\d\d-\d\d\)", pin.note)
+    again = open_app(**address(at))
+    assert again.text_input(key="author").value == "Ann"
+    assert open_app().text_input(key="author").value == "", "a copy is somebody else's"
+
+
+def test_layers_can_be_tied_to_have_the_same_placement(open_app):
+    at = click(open_app(), WQ)
+    at.button_group(key="kind layers.0.attention.wq").set_value("Tie")
+    run(at)
+    assert at.button(key="pin").disabled and any("several tensors" in caption.value for caption in at.caption)
+    scope(at, "all layers")
+    press(at, "pin")
+    assert document(at).history.pins == (SamePlacement(where="layers.*.attention.wq"),)
+    assert set(explorer.overlay(session(at))["pins"].values()) == {"tied: the same placement in all of them"}
 
 
 def test_a_pin_marks_every_layer_in_the_graph(open_app):

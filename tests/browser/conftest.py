@@ -104,7 +104,7 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(tmp_path_factory: pytest.TempPathFactory, compiled: None) -> Iterator[str]:
     """Address of `streamlit run app/main.py` with an empty workspace and the real planner."""
     yield from serve(tmp_path_factory.mktemp("real"), {})
 

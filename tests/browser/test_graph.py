@@ -42,6 +42,25 @@ def test_modules_open_and_close_without_a_rerun(tab: Tab, quick_server: str):
     assert tab.received_bytes == before
 
 
+def test_an_overview_shows_where_one_is_and_goes_elsewhere(tab: Tab, quick_server: str):
+    tab.open(quick_server)
+    minimap, scene = tab.page.locator(".minimap"), tab.page.locator(".scene > g")
+    tab.find(WQ)
+    minimap.wait_for()
+    seen = [float(tab.page.locator(".minimap .seen").get_attribute(name) or 0) for name in ("y", "height")]
+    box = tab.page.locator(".box.op.selected").bounding_box()
+    frame = minimap.bounding_box()
+    assert box is not None and frame is not None
+    before = scene.get_attribute("transform")
+    minimap.click(position={"x": frame["width"] / 2, "y": frame["height"] - 4})
+    assert scene.get_attribute("transform") != before
+    assert float(tab.page.locator(".minimap .seen").get_attribute("y") or 0) > seen[0] + seen[1], (
+        "the end of the graph is seen now"
+    )
+    assert tab.page.locator(".box.op.selected").get_attribute("data-key") == WQ, "moving the camera selects nothing"
+    assert tab.page.locator(".minimap .part.selected").count() == 1
+
+
 def test_a_link_opens_centres_and_selects(tab: Tab, quick_server: str):
     tab.open(quick_server + LINK)
     tab.page.locator(".box.op.selected").wait_for()

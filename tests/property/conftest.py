@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.solving import message_passing
-
 
 @pytest.fixture(scope="session", autouse=True)
-def compiled() -> None:
-    message_passing.warm_up()
+def compiled_before(compiled: None) -> None:
+    """See `compiled`."""

@@ -10,7 +10,7 @@ import streamlit as st
 _HERE = Path(__file__).parent
 # Streamlit takes a one-line js, css or html string that contains "/" for a file path, so each keeps a newline inside.
 _HTML = '\n<div class="plan-graph"></div>\n'
-_SCRIPTS = ("graph_model.js", "graph_layout.js", "plan_graph.js")
+_SCRIPTS = ("graph_model.js", "graph_layout.js", "minimap.js", "plan_graph.js")
 
 
 def javascript() -> str:

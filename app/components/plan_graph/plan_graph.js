@@ -15,6 +15,7 @@ const KEYS = [
   ["Shift+click", "select several ops"], ["e", "open all inside"], ["f", "show the selection"],
   [". and ,", "next, previous redistribution"], ["p", "go to the pin control"], ["Home", "collapse all"], ["Esc", "clear the selection"],
 ];
+const MEANINGS = [["S", "S(d) split along dim d"], ["R", "R whole on every rank"], ["P", "P parts still to be added up"]];
 const PIN_PATH = "M0,0h10v2l-2,1v5l3,3v2h-5v5h-2v-5h-5v-2l3,-3v-5l-2,-1z";
 
 const shorten = (text, length) => (text.length > length ? `${text.slice(0, length - 1)}…` : text);
@@ -110,6 +111,7 @@ class PlanGraphView {
     }
     this.canvas = html("div", "canvas", this.host);
     this.canvas.tabIndex = 0;
+    this.minimap = new Minimap((x, y) => this.lookAt(x, y));
     new ResizeObserver(() => this.resized()).observe(this.canvas); // lives as long as the canvas
     this.canvas.setAttribute("role", "application");
     this.canvas.setAttribute("aria-label", "Plan graph. Arrows move, Enter opens or selects. The op table below holds the same data.");
@@ -130,7 +132,8 @@ class PlanGraphView {
     this.legend.textContent = "";
     const kinds = new Set(this.overlay.placements.flatMap(placementChips));
     for (const chip of [...kinds].sort()) html("span", `key ${chipClass(chip)}`, this.legend, chip);
-    html("span", "note", this.legend, `chips in axis order: ${this.overlay.axes.join(", ")}`);
+    const meanings = MEANINGS.filter(([start]) => [...kinds].some((chip) => chip.startsWith(start)));
+    html("span", "note", this.legend, `${meanings.map(([, meaning]) => meaning).join(", ")}; one chip per mesh axis: ${this.overlay.axes.join(", ")}`);
     const used = new Set([...this.moves.values()].map((move) => move.axis));
     this.overlay.groups.forEach((group, k) => {
       if (used.has(k)) html("span", "line", this.legend, `redistribution over ${group}`).style.setProperty("--hue", AXIS_HUES[k % AXIS_HUES.length]);
@@ -199,9 +202,10 @@ class PlanGraphView {
     this.drawModule(layout, 0, 0);
     this.selectionLayer = svg("g", { class: "selection-edges" }, this.viewport);
     const hadFocus = this.canvas.contains(this.host.getRootNode().activeElement);
-    this.canvas.replaceChildren(scene);
+    this.canvas.replaceChildren(scene, this.minimap.element);
     if (hadFocus) (this.boxes.get(this.cursor)?.element ?? this.canvas).focus({ preventScroll: true }); // or the keys stop working
     this.size = layout;
+    this.minimap.draw(this.boxes, layout);
     if (!this.camera) this.goHome();
     this.drawLegend();
     this.markSelection();
@@ -366,8 +370,10 @@ class PlanGraphView {
   }
 
   markSelection() {
-    for (const element of this.canvas.querySelectorAll(".selected")) element.classList.remove("selected");
-    for (const key of this.group) this.boxes.get(`op:${this.model.indexOf.get(key)}`)?.element.classList.add("selected");
+    for (const element of this.viewport.querySelectorAll(".selected")) element.classList.remove("selected");
+    const ids = this.group.map((key) => `op:${this.model.indexOf.get(key)}`);
+    for (const id of ids) this.boxes.get(id)?.element.classList.add("selected");
+    this.minimap.select(ids);
     this.selectionLayer.replaceChildren();
     const index = this.model.indexOf.get(this.group.at(-1));
     if (index === undefined || !this.boxes.has(`op:${index}`)) return;
@@ -458,6 +464,7 @@ class PlanGraphView {
   applyCamera() {
     const { x, y, scale } = this.camera;
     this.viewport.setAttribute("transform", `translate(${x},${y}) scale(${scale})`);
+    this.minimap.follow(this.camera, this.canvas);
     this.keep();
   }
 
@@ -473,6 +480,13 @@ class PlanGraphView {
       x: this.canvas.clientWidth / 2 - (box.x + box.width / 2) * scale,
       y: this.canvas.clientHeight / 2 - (box.y + Math.min(box.height, 200) / 2) * scale,
     };
+    this.applyCamera();
+  }
+
+  /** Puts a point of the graph in the middle. */
+  lookAt(x, y) {
+    const { scale } = this.camera;
+    this.camera = { scale, x: this.canvas.clientWidth / 2 - x * scale, y: this.canvas.clientHeight / 2 - y * scale };
     this.applyCamera();
   }
 

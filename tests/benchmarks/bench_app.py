@@ -1,0 +1,168 @@
+"""How long the app's pages take in Chromium on the demo (Llama-3-8B, all layers) or on the last project of a workspace.
+
+    python -m tests.benchmarks.bench_app [--repeats 5] [--workspace FOLDER]
+
+Wall times are medians with their least value; beside them the CPU time of the server process, which a busy machine stretches
+less, and the load. A warm-up round comes first. The plan is opened, ops are clicked, a layer is opened and closed, a pin is set
+and the plan is solved again by the real planner.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.browser.conftest import CHROMIUM, FLAGS, ROOT, Tab, free_port, wait_for
+
+WQ = "layers.0.attention.wq/linear/fwd#0"
+WK = "layers.0.attention.wk/linear/fwd#0"
+PATIENCE_MS = 600_000
+BUDGETS = {
+    "warm paint": 1500, "click to inspector": 300, "open a layer": 100, "close a layer": 100, "pin click to mark": 500,
+    "pin to new plan": 1000,
+}  # fmt: skip
+"""ms of wall time on a quiet machine of two cores."""
+
+
+class Meter:
+    """Wall and server CPU times by name, ms."""
+
+    def __init__(self, pid: int) -> None:
+        self._stat = Path(f"/proc/{pid}/stat")
+        self.wall: dict[str, list[float]] = {}
+        self.cpu: dict[str, list[float]] = {}
+
+    def _cpu_ms(self) -> float:
+        fields = self._stat.read_text().rpartition(")")[2].split()
+        return 1000 * (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def measure(self, name: str, do: Callable[[], Any], settle: Callable[[], Any]) -> None:
+        """`do` ends when the user sees the result; the CPU is counted until nothing runs any more."""
+        cpu, start = self._cpu_ms(), time.perf_counter()
+        do()
+        self.wall.setdefault(name, []).append(1000 * (time.perf_counter() - start))
+        settle()
+        self.cpu.setdefault(name, []).append(self._cpu_ms() - cpu)
+
+    def print(self) -> None:
+        print(f"{'':22}{'budget':>9}{'median':>9}{'least':>9}   ms; {'server CPU':>10} ms")
+        for name, walls in self.wall.items():
+            budget = f"{BUDGETS[name]:>9}" if name in BUDGETS else f"{'':>9}"
+            cpu = statistics.median(self.cpu[name])
+            print(f"{name:22}{budget}{statistics.median(walls):9.0f}{min(walls):9.0f}   {'':4}{cpu:10.0f}")
+
+
+@contextmanager
+def serving(workspace: Path) -> Any:
+    port = free_port()
+    options = ["--server.port", str(port), "--", "--workspace", str(workspace)]
+    command = [sys.executable, "-m", "streamlit", "run", "app/main.py", *options]
+    log = workspace.parent / "server.log"
+    with log.open("w") as out:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
+        try:
+            yield wait_for(f"http://127.0.0.1:{port}", process, log), process.pid
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def round_of(tab: Tab, address: str, meter: Meter) -> int:
+    """Bytes that the page took."""
+    page = tab.page
+
+    def settled() -> None:
+        page.locator("[data-test-script-state=notRunning]").wait_for()
+
+    def paint() -> None:
+        page.goto(address)
+        page.locator(".box.module").first.wait_for()
+
+    received = tab.received_bytes
+    meter.measure("warm paint", paint, settled)
+    payload = tab.received_bytes - received
+    closed = page.locator(".box").count()
+
+    def opened() -> None:
+        tab.box("layers.0 … ").click()
+        page.locator(".box").nth(closed).wait_for()
+
+    def close() -> None:
+        page.keyboard.press("Home")
+        page.locator(".box").nth(closed).wait_for(state="detached")
+
+    meter.measure("open a layer", opened, settled)
+    meter.measure("close a layer", close, settled)
+    tab.find(WQ)
+    tab.page.get_by_text(WQ, exact=True).first.wait_for()
+    tab.legal()
+
+    def click(key: str) -> None:
+        page.locator(f'.box.op[data-key="{key}"]').click()
+        page.locator("code", has_text=key).first.wait_for()
+
+    tab.find(WK)
+    for key in (WQ, WK, WQ):
+        meter.measure("click to inspector", lambda key=key: click(key), settled)  # type: ignore[misc]
+    tab.legal()
+    pin_and_solve(tab, meter, settled)
+    return payload
+
+
+def pin_and_solve(tab: Tab, meter: Meter, settled: Callable[[], None]) -> None:
+    page = tab.page
+    names = page.locator("[class*='st-key-place']").get_by_role("radio").all_inner_texts()
+    tab.choose(next(name for name in ("S(0)S(2)", "S(0)R", "S(0)S(1)") if name in names))
+    tab.settled()
+
+    def pin() -> None:
+        tab.press("Pin 1")
+        page.locator(f'.box.op.pinned[data-key="{WQ}"]').wait_for()
+
+    def solve() -> None:
+        tab.press("Re-solve")
+        page.get_by_text("stale:").wait_for(state="hidden")
+
+    meter.measure("pin click to mark", pin, settled)
+    meter.measure("pin to new plan", solve, settled)
+    tab.press("Clear")
+    page.get_by_text("Pins (0)").wait_for()
+    tab.press("Re-solve")
+    page.get_by_text("stale:").wait_for(state="hidden")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--workspace", type=Path, help="a project in it is opened instead of the demo")
+    asked = parser.parse_args()
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        workspace = asked.workspace or Path(folder) / "workspace"
+        workspace.mkdir(parents=True, exist_ok=True)
+        with serving(workspace) as (address, pid):
+            chromium = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS)
+            tab = Tab(chromium.new_page(viewport={"width": 1600, "height": 950}))
+            tab.page.set_default_timeout(PATIENCE_MS)
+            tab.watch()
+            round_of(tab, address, Meter(pid))
+            meter = Meter(pid)
+            payloads = [round_of(tab, address, meter) for _ in range(asked.repeats)]
+            meter.print()
+            print(f"{'payload of a page':22}{0.7:>9}{statistics.median(payloads) / 1e6:9.2f}   MB")
+            print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+            chromium.close()
+
+
+if __name__ == "__main__":
+    main()
