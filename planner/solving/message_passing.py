@@ -31,7 +31,7 @@ _MEND_ORDERS = 3
 _WINDOW_SWEEPS = (6, 12, 24)
 """Sweeps among the nodes of a window before each round of whole sweeps; the last number holds from there on."""
 
-_FIRST_ROUNDS, _WIDER_ROUNDS = 2, 1
+_FIRST_ROUNDS, _WIDER_ROUNDS = 4, 1
 """Rounds with the first window, and with each wider one. What they leave open has effects far away."""
 
 _WINDOW_PART, _WIDER_PART = 0.005, 0.001
@@ -77,8 +77,8 @@ class Effort:
         round_sweeps: sweeps in a round; one is a round as long as there are windows.
         mend_every: rounds between two mendings.
         local_sweeps: with a window, so many of the first sweeps pass forward messages only there.
-        ahead: begin with passes that send all a node knows ahead (`kernels._share`), until the bound rises slowly. Effects of one
-            change far away arrive much sooner; a whole problem from nothing ends worse so.
+        ahead: whole sweeps begin with passes that send all a node knows ahead (`kernels._share`), until the bound rises slowly.
+            Effects of one change far away arrive much sooner; a whole problem from nothing ends worse so.
         eps_us: messages that move less than this count as settled.
         tolerance, enough_us: stop when the gap is within this part of the value, or below this many µs.
         tell: called with value (`inf` without a plan) and bound after every round of sweeps.
@@ -193,10 +193,9 @@ class MessagePassing:
         sweep_s, ahead, climb = None, effort.ahead, _Climb()
         self.messages.pace[:2] = 1.0, -np.inf
         while done < effort.max_sweeps and not effort.expired():
-            self._set_share(0.0 if ahead else 1.0)
             window = _at_round(windows, rounds)
-            count = 1 if window is not None else effort.round_sweeps
-            count = min(count, effort.max_sweeps - done, effort.affordable(sweep_s))
+            self._set_share(0.0 if ahead and window is None else 1.0)
+            count = min(1 if window is not None else effort.round_sweeps, effort.max_sweeps - done, effort.affordable(sweep_s))
             clock, active = time.monotonic(), everyone
             members = np.flatnonzero(everyone if window is None else window)
             if window is not None:
@@ -206,8 +205,7 @@ class MessagePassing:
             found_value, found_bound, swept = self.sweep(effort, active, count, penalty, found)
             done += swept
             sweep_s = (time.monotonic() - clock) / max(1, swept)
-            before = value, bound
-            bound = max(bound, found_bound)
+            before, bound = (value, bound), max(bound, found_bound)
             if window is None and ahead and climb.is_slow(bound):
                 ahead, value = False, self._mend_on(best, value, penalty, rng, effort)
             if _is_better(found_value, value):
@@ -227,6 +225,7 @@ class MessagePassing:
                 break
         if not effort.suffices(value, bound) and not effort.expired():
             value = self._mend(best, value, penalty, _orders(rng, members))
+            value = self._mend_on(best, value, penalty, rng, effort) if effort.ahead else value
         return self._outcome(best, value, bound, done)
 
     def _outcome(self, choice: np.ndarray, value: float, bound: float, sweeps: int) -> Outcome:

@@ -47,7 +47,10 @@ OVERRIDES = (Pin, Allow, Forbid)
 _BUDGET_SWEEPS, _BUDGET_SWEEPS_PINNED = 32, 8
 _PRICES, _PRICES_PINNED = 14, 3
 _CLOSE_ENOUGH_PINNED = 1e-3
-_WINDOW_WIDTHS = (1, 3)
+_STRATEGIES_PINNED, _SWEEPS_PINNED = 15_000_000, (72, 300)
+"""After a pin: whole sweeps at most, so many that about this number of strategies is looked at, between two limits."""
+
+_WINDOW_WIDTHS = (1, 2, 4)
 """Layers on each side of a pinned one, where messages settle before those of the whole model."""
 
 
@@ -312,7 +315,8 @@ class Solver:
     # ---- with pins ------------------------------------------------------------------------------------------------
     def _pinned(self, base: _Base, alive: np.ndarray, run: _Run) -> tuple[BudgetOutcome, str]:
         self._passing.restore(base.state)
-        effort = run.effort(max_sweeps=96, patience=6, round_sweeps=4, mend_every=2, eps_us=1e-5, ahead=True)
+        sweeps = int(np.clip(_STRATEGIES_PINNED // self.problem.num_strategies, *_SWEEPS_PINNED))
+        effort = run.effort(max_sweeps=sweeps, patience=6, round_sweeps=4, mend_every=2, eps_us=1e-5, ahead=True)
         cost = np.where(alive, self.problem.unary_us, np.inf)
         windows = self._windows([r for r in run.restrictions if r.constraint not in run.based_on])
         start = _Start(
@@ -334,16 +338,20 @@ class Solver:
         return adapted
 
     def _windows(self, restrictions: Sequence[Restriction]) -> tuple[np.ndarray, ...]:
-        """Nodes of the layers around the restrictions, nearer and farther; none if these are not in a few layers."""
+        """Nodes of the layers around the restrictions, nearer and farther; none if these are not in a few layers. What lies
+        outside of the layers is near the first and the last one."""
         pinned = [node for r in restrictions for node in r.masks]
-        layers = {int(self._layer[node]) for node in pinned}
-        if OUTSIDE in layers or len(layers) > 3 or not layers:
+        layers, last = {int(self._layer[node]) for node in pinned}, int(self._layer.max(initial=OUTSIDE))
+        outside = OUTSIDE in layers
+        if outside:
+            layers = layers - {OUTSIDE} | {0, last}
+        if len(layers) > 3 or not layers or last == OUTSIDE:
             return ()
         found: list[np.ndarray] = []
         for width in _WINDOW_WIDTHS:
             near = {layer + step for layer in layers for step in range(-width, width + 1)}
-            at_an_end = min(near) <= 0 or max(near) >= self._layer.max()
-            if found and at_an_end:  # what comes before the first layer and after the last one is near too
+            at_an_end = min(near) <= 0 or max(near) >= last
+            if outside or (found and at_an_end):  # what comes before the first layer and after the last one is near too
                 near.add(OUTSIDE)
             found.append(np.isin(self._layer, sorted(near)))
         return tuple(found)

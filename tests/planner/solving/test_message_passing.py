@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
 
 import numpy as np
 import pytest
 
+from planner.constraint import Pin
 from planner.errors import InfeasibleError
+from planner.graph import ModelRequest, TensorRef
+from planner.mesh import Mesh
+from planner.pipeline import trace
 from planner.solving.consistency import make_consistent
 from planner.solving.message_passing import Effort, MessagePassing
 from planner.solving.problem import PairwiseProblem, build_problem
+from planner.workbench import Workbench
 from tests.oracles.small_spaces import random_costs
 
 
@@ -78,3 +84,19 @@ def test_rounds_end_before_the_deadline() -> None:
     assert far.affordable(None) == far.affordable(1e9) == 50
     assert near.affordable(None) == 1 and near.affordable(0.0) == 50
     assert 4 <= near.affordable(2.0) <= 5 and near.affordable(1e3) == 1
+
+
+@pytest.mark.parametrize("where", ["tok_embeddings/embedding/fwd#0", "output/linear/fwd#0", "layers.3.attention.wq/linear/fwd#0"])
+def test_messages_settle_around_a_pin_wherever_it_is(where: str) -> None:
+    """Also around one outside of the layers; and what is far away at first belongs to no window."""
+    graph = trace(ModelRequest(model="llama3-tiny", batch=8, layers=12))
+    solver = Workbench.build(graph, Mesh.parse("dp=2,tp=2")).solver
+    ref = TensorRef(graph.node_by_key[where], 0)
+    lattice = solver.costs.space.lattice(ref)
+    pins = [Pin(where=where, placements=lattice.placements(number)) for number in solver.legal(ref)]
+    windows = solver._windows([solver.restrict(pins[0])])
+    node = solver.problem.node_of[ref.node]
+    assert windows and all(window[node] and not window.all() for window in windows)
+    assert all((wider | window == wider).all() and wider.sum() > window.sum() for window, wider in itertools.pairwise(windows))
+    for pin in pins[:3]:
+        assert solver.solve((pin,), exact=False).report.status == "optimal"
