@@ -1,5 +1,5 @@
 """As in the property tests: compiled before the first time limit runs."""
 
-from tests.property.conftest import compiled
+from tests.property.conftest import compiled_before
 
-__all__ = ["compiled"]
+__all__ = ["compiled_before"]
