@@ -35,8 +35,8 @@ def problems(count: int) -> list[PairwiseProblem]:
 
 
 @cache
-def ten_layers() -> Solver:
-    return Workbench.build(trace(ModelRequest(model="llama3-tiny", batch=8, layers=10)), Mesh.parse("dp=2,tp=2")).solver
+def twelve_layers() -> Solver:
+    return Workbench.build(trace(ModelRequest(model="llama3-tiny", batch=8, layers=12)), Mesh.parse("dp=2,tp=2")).solver
 
 
 def test_no_plan_never_counts_as_good_enough() -> None:
@@ -96,7 +96,7 @@ def test_rounds_end_before_the_deadline() -> None:
 @pytest.mark.parametrize("where", ["tok_embeddings/embedding/fwd#0", "output/linear/fwd#0", "layers.3.attention.wq/linear/fwd#0"])
 def test_messages_settle_around_a_pin_wherever_it_is(where: str) -> None:
     """Also around one outside of the layers; and what is far away at first belongs to no window."""
-    solver = ten_layers()
+    solver = twelve_layers()
     graph = solver.costs.space.graph
     ref = TensorRef(graph.node_by_key[where], 0)
     lattice = solver.costs.space.lattice(ref)
