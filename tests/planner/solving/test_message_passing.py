@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 import time
+from functools import cache
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from planner.pipeline import trace
 from planner.solving.consistency import make_consistent
 from planner.solving.message_passing import Effort, MessagePassing
 from planner.solving.problem import PairwiseProblem, build_problem
+from planner.solving.solve import Solver
 from planner.workbench import Workbench
 from tests.oracles.small_spaces import random_costs
 
@@ -30,6 +32,11 @@ def problems(count: int) -> list[PairwiseProblem]:
             found.append(build_problem(random_costs(seed, num_ops=12, options=6)))
         seed += 1
     return found
+
+
+@cache
+def twelve_layers() -> Solver:
+    return Workbench.build(trace(ModelRequest(model="llama3-tiny", batch=8, layers=12)), Mesh.parse("dp=2,tp=2")).solver
 
 
 def test_no_plan_never_counts_as_good_enough() -> None:
@@ -89,8 +96,8 @@ def test_rounds_end_before_the_deadline() -> None:
 @pytest.mark.parametrize("where", ["tok_embeddings/embedding/fwd#0", "output/linear/fwd#0", "layers.3.attention.wq/linear/fwd#0"])
 def test_messages_settle_around_a_pin_wherever_it_is(where: str) -> None:
     """Also around one outside of the layers; and what is far away at first belongs to no window."""
-    graph = trace(ModelRequest(model="llama3-tiny", batch=8, layers=12))
-    solver = Workbench.build(graph, Mesh.parse("dp=2,tp=2")).solver
+    solver = twelve_layers()
+    graph = solver.costs.space.graph
     ref = TensorRef(graph.node_by_key[where], 0)
     lattice = solver.costs.space.lattice(ref)
     pins = [Pin(where=where, placements=lattice.placements(number)) for number in solver.legal(ref)]
@@ -98,5 +105,4 @@ def test_messages_settle_around_a_pin_wherever_it_is(where: str) -> None:
     node = solver.problem.node_of[ref.node]
     assert windows and all(window[node] and not window.all() for window in windows)
     assert all((wider | window == wider).all() and wider.sum() > window.sum() for window, wider in itertools.pairwise(windows))
-    for pin in pins[:3]:
-        assert solver.solve((pin,), exact=False).report.status == "optimal"
+    assert solver.solve((pins[0],), exact=False).report.status == "optimal"
