@@ -38,6 +38,12 @@ RECIPE_NAMES = {
 }  # fmt: skip
 """As the design reviews say them; keys are those of the planner's recipes."""
 
+RESHARD = {"always": "always: backward gathers again", "never": "never: all are kept for backward"}
+KEEPING = (
+    "Parameters that forward gathers can be gathered again in backward (ZeRO-3, FSDP's reshard_after_forward=True) or kept until "
+    "then (ZeRO-2), which takes memory. Without a demand the planner keeps what pays and fits; recipes gather again."
+)
+
 
 def of_plan(plan: Plan) -> Demands:
     """All constraints of a plan but its budget and the model's boundaries."""

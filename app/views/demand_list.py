@@ -1,4 +1,4 @@
-"""The list of demands with undo and redo, and the two kinds that are not about one op: collectives, recipes."""
+"""The list of demands with undo and redo, and the kinds that are not about one op: recipes, collectives, resharding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from app.components.markup import plain
 from app.view_models import demands
 from app.view_models import pins as pins_model
 from app.views.pin_panel import is_stale
-from planner import ForbidCollective, Recipe
+from planner import ForbidCollective, Recipe, ReshardAfterForward
 
 MOST_NAME = 60
 """Characters of a name."""
@@ -46,6 +46,7 @@ def draw(found: state.Session) -> None:
             with st.popover("Add"):
                 _recipe_form(found, document)
                 _collective_form(found, document)
+                _reshard_form(found, document)
             if st.button("Undo", key="undo", disabled=not history.past):
                 drafts.undo(found)
                 st.rerun()
@@ -78,10 +79,11 @@ def _recipe_form(found: state.Session, document: state.Document) -> None:
     picked = st.pills(AXES_CAPTION, mesh.axis_names, selection_mode="multi", default=list(mesh.axis_names), key="recipe_axes")
     axes = tuple(axis for axis in mesh.axis_names if axis in picked)
     note = st.text_input("Reason", key="recipe_note", placeholder="optional, kept with the plan")
+    keeps = st.checkbox("Gathered parameters may be kept for backward", key="recipe_keeps", help=demands.KEEPING)
     problem = demands.recipe_problem(name, axes, mesh) if axes else "Pick at least one axis."
     st.caption(plain(problem or demands.recipe_text(name, axes, mesh)))
     if st.button("Add recipe", key="add_recipe", disabled=bool(problem)):
-        recipe = Recipe(name=name, axes=axes, note=demands.stamped(note, found.author, date.today()))
+        recipe = Recipe(name=name, axes=axes, may_keep=keeps, note=demands.stamped(note, found.author, date.today()))
         drafts.set_pins(found, demands.added(document.history.pins, recipe))
         st.rerun()
 
@@ -97,5 +99,17 @@ def _collective_form(found: state.Session, document: state.Document) -> None:
     if st.button("Forbid it", key="add_collective"):
         signed = demands.stamped(note, found.author, date.today())
         demand = ForbidCollective(collective=kind, axis=axis, note=signed)
+        drafts.set_pins(found, demands.added(document.history.pins, demand))
+        st.rerun()
+
+
+def _reshard_form(found: state.Session, document: state.Document) -> None:
+    st.markdown("**Reshard parameters after forward**")
+    when = st.selectbox(
+        "Reshard", demands.RESHARD, format_func=lambda when: demands.RESHARD[when], key="reshard", help=demands.KEEPING
+    )
+    note = st.text_input("Reason", key="reshard_note", placeholder="optional, kept with the plan")
+    if st.button("Demand it", key="add_reshard"):
+        demand = ReshardAfterForward(when=when, note=demands.stamped(note, found.author, date.today()))
         drafts.set_pins(found, demands.added(document.history.pins, demand))
         st.rerun()

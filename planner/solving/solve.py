@@ -50,6 +50,9 @@ _CLOSE_ENOUGH_PINNED = 1e-3
 _STRATEGIES_PINNED, _SWEEPS_PINNED = 15_000_000, (72, 300)
 """After a pin: whole sweeps at most, so many that about this number of strategies is looked at, between two limits."""
 
+_AT_ONCE_S = 3.0
+"""After a pin: the longest search of a solve that shall answer at once with what it has; the proof is asked for apart."""
+
 _WINDOW_WIDTHS = (1, 2, 4)
 """Layers on each side of a pinned one, where messages settle before those of the whole model."""
 
@@ -212,7 +215,8 @@ class Solver:
         """The cheapest plan that satisfies all constraints.
 
         `exact`: None = use the integer program if the plan is not proved and the core is small; True = whatever its size;
-        False = never. `cancelled` is polled; a cancelled solve returns the best plan so far. Of several solves with the same
+        False = never, and after a change of pins no more than a few seconds (`_AT_ONCE_S`) are spent on what is still open.
+        `cancelled` is polled; a cancelled solve returns the best plan so far. Of several solves with the same
         pins and one more each, the `settled` pins are solved once and each starts from there. `also` are restrictions that no
         constraint can say.
 
@@ -317,6 +321,8 @@ class Solver:
         self._passing.restore(base.state)
         sweeps = int(np.clip(_STRATEGIES_PINNED // self.problem.num_strategies, *_SWEEPS_PINNED))
         effort = run.effort(max_sweeps=sweeps, patience=6, round_sweeps=4, mend_every=2, eps_us=1e-5, ahead=True)
+        if run.exact is False:
+            effort = replace(effort, deadline=min(effort.deadline, time.monotonic() + _AT_ONCE_S))
         cost = np.where(alive, self.problem.unary_us, np.inf)
         windows = self._windows([r for r in run.restrictions if r.constraint not in run.based_on])
         start = _Start(

@@ -11,7 +11,18 @@ import pytest
 from app import opening
 from app.engine import OpenSpec, PlannerEngine, Progress
 from app.view_models import demands, pins, status
-from planner import Allow, Forbid, ForbidCollective, MemoryBudget, Mesh, ModelRequest, Pin, Recipe, SamePlacement
+from planner import (
+    Allow,
+    Forbid,
+    ForbidCollective,
+    MemoryBudget,
+    Mesh,
+    ModelRequest,
+    Pin,
+    Recipe,
+    ReshardAfterForward,
+    SamePlacement,
+)
 from planner.placement import parse
 from tests.app.conftest import run
 from tests.app.synthetic import MESH, WQ, make_plan, small_graph
@@ -25,7 +36,8 @@ KINDS = (
     Forbid(where="layers.*.attention.wo", options=(parse("S(1)R"),), note="why"),
     ForbidCollective(collective="all_to_all", axis="dp", note="why"),
     SamePlacement(where=WHERE, note="why"),
-    Recipe(name="fsdp_tp_sp", axes=("dp", "tp"), note="why"),
+    Recipe(name="fsdp_tp_sp", axes=("dp", "tp"), may_keep=True, note="why"),
+    ReshardAfterForward(when="never", note="why"),
 )
 
 
@@ -96,7 +108,7 @@ def test_a_note_alone_does_not_make_a_plan_stale():
 
 
 def test_what_is_said_again_replaces_and_what_is_forbidden_adds_up():
-    pin, allow, forbid, _, _, recipe = KINDS
+    pin, allow, forbid, _, _, recipe, _ = KINDS
     assert demands.added((allow,), replace(pin, where=WHERE)) == (replace(pin, where=WHERE),)
     assert demands.added((recipe,), replace(recipe, name="tp")) == (replace(recipe, name="tp"),)
     other = replace(forbid, options=(parse("RR"),))

@@ -8,7 +8,7 @@ import pytest
 
 from app.components import answers as html
 from app.view_models import demands, pins, prices
-from planner import Allow, Explanation, Forbid, ForbidCollective, Override, Recipe, Relaxation
+from planner import Allow, Explanation, Forbid, ForbidCollective, Override, Recipe, Relaxation, ReshardAfterForward
 from planner.placement import parse
 from planner.reasons import Reason, Term
 from tests.app.conftest import run
@@ -180,6 +180,21 @@ def test_a_recipe_and_a_collective_are_added_and_undone(open_app):
     )  # fmt: skip
     press(at, "undo")
     assert len(document(at).history.pins) == 1
+
+
+def test_what_becomes_of_gathered_parameters_is_demanded(open_app):
+    at = open_app()
+    at.checkbox(key="recipe_keeps").check()
+    run(at)
+    press(at, "add_recipe")
+    press(at, "add_reshard")
+    at.selectbox(key="reshard").set_value("never")
+    run(at)
+    press(at, "add_reshard")
+    recipe, reshard = document(at).history.pins
+    assert recipe.may_keep and reshard == ReshardAfterForward(when="never"), "the later one replaces the earlier"
+    solve(at)
+    assert demands.of_plan(document(at).plan) == (recipe, reshard)
 
 
 def test_a_recipe_that_the_mesh_cannot_have_says_why(open_app):
