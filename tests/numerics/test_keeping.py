@@ -57,7 +57,7 @@ def test_a_plan_with_kept_parameters_is_saved_replayed_and_checked(llama: Model,
     moved = {**plan.choices, key: replace(plan.choices[key], outputs=plan.choices["param:layers.0.attention.wq.weight"].outputs)}
     with pytest.raises(PlanFormatError, match="is kept as S"):
         bench.replay(replace(plan, choices=moved, redistributions=plan.redistributions))
-    with pytest.raises(ExportError, match="is kept as"):
+    with pytest.raises(ExportError, match=r"is kept as|the plan brings it as"):
         lower(replace(plan, choices=moved), llama.full)
     other = replace(plan, constraints=(*plan.constraints, ReshardAfterForward(when="always")))
     with pytest.raises(PlanFormatError, match="reshard after forward: always"):

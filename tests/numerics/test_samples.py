@@ -64,12 +64,12 @@ def _verified(model: Model, bench: Workbench) -> None:
 
 
 def test_expert_parallelism_emerges() -> None:
-    """Nothing in the model or the solver knows of it: experts are stored split over one axis, sequences over both, and tokens
-    travel to their experts and back by all-to-all."""
+    """Nothing in the model or the solver knows of it: experts are split over one axis (and stored split over the other too, until
+    they are gathered for the whole step), sequences over both, and tokens travel to their experts and back by all-to-all."""
     graph = trace(ModelRequest(model="moe-16b", layers=1, batch=128))
     bench = Workbench.build(graph, Mesh.parse("dp=16,ep=8"))
     plan = optimum(bench)
-    assert text(plan.choices["param:layers.0.moe.experts.w1"].outputs[0] or ()) == "RS(0)"
+    assert text(plan.choices["param:layers.0.moe.experts.w1"].outputs[0] or ()) == "S(1)S(0)", "of the other axis by FSDP"
     product = plan.choices["layers.0.moe.experts/matmul/fwd#0"]
     assert [text(placements or ()) for placements in product.operands] == ["S(0)S(1)", "RS(0)"]
     moved = {plan.redistributions[n].tensor[0] for n in range(len(plan.redistributions)) if _is_all_to_all(plan, n)}
