@@ -50,8 +50,8 @@ _CLOSE_ENOUGH_PINNED = 1e-3
 _STRATEGIES_PINNED, _SWEEPS_PINNED = 15_000_000, (72, 300)
 """After a pin: whole sweeps at most, so many that about this number of strategies is looked at, between two limits."""
 
-_AT_ONCE_S = 3.0
-"""After a pin: the longest search of a solve that shall answer at once with what it has; the proof is asked for apart."""
+_AT_ONCE_S, _SHORTEST_S, _LONGEST_S = 3.5e-6, 0.8, 3.0
+"""After a pin: how long a solve may search, per strategy, that shall answer at once; two limits. The proof is asked for apart."""
 
 _WINDOW_WIDTHS = (1, 2, 4)
 """Layers on each side of a pinned one, where messages settle before those of the whole model."""
@@ -322,7 +322,8 @@ class Solver:
         sweeps = int(np.clip(_STRATEGIES_PINNED // self.problem.num_strategies, *_SWEEPS_PINNED))
         effort = run.effort(max_sweeps=sweeps, patience=6, round_sweeps=4, mend_every=2, eps_us=1e-5, ahead=True)
         if run.exact is False:
-            effort = replace(effort, deadline=min(effort.deadline, time.monotonic() + _AT_ONCE_S))
+            seconds = float(np.clip(_AT_ONCE_S * self.problem.num_strategies, _SHORTEST_S, _LONGEST_S))
+            effort = replace(effort, deadline=min(effort.deadline, time.monotonic() + seconds))
         cost = np.where(alive, self.problem.unary_us, np.inf)
         windows = self._windows([r for r in run.restrictions if r.constraint not in run.based_on])
         start = _Start(
