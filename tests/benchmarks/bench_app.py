@@ -107,7 +107,7 @@ def round_of(tab: Tab, address: str, meter: Meter) -> int:
     tab.legal()
 
     def click(key: str) -> None:
-        page.locator(f'.box.op[data-key="{key}"]').click()
+        page.locator(f'.box.op[data-key="{key}"]').dispatch_event("click")  # it may lie outside of the canvas
         page.locator("code", has_text=key).first.wait_for()
 
     tab.find(WK)
