@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date
 from typing import Any
 
 from app.owners import browser_mark
 from app.state import Session, workspace
+from app.view_models import demands
 from app.view_models import pins as pins_model
 from app.view_models.pins import PinHistory, Pins
 from planner import InputError, Plan
@@ -15,6 +17,11 @@ from planner import InputError, Plan
 
 def set_pins(found: Session, pins: Pins) -> None:
     _change(found, lambda history: history.change(pins), pins_model.pins_event(pins))
+
+
+def signed(found: Session, reason: str) -> str:
+    """The note of what is demanded now."""
+    return demands.stamped(reason, found.author, date.today())
 
 
 def undo(found: Session) -> None:

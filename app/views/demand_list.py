@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import date
-
 import streamlit as st
 
 from app import drafts, state
@@ -83,7 +81,7 @@ def _recipe_form(found: state.Session, document: state.Document) -> None:
     problem = demands.recipe_problem(name, axes, mesh) if axes else "Pick at least one axis."
     st.caption(plain(problem or demands.recipe_text(name, axes, mesh)))
     if st.button("Add recipe", key="add_recipe", disabled=bool(problem)):
-        recipe = Recipe(name=name, axes=axes, may_keep=keeps, note=demands.stamped(note, found.author, date.today()))
+        recipe = Recipe(name=name, axes=axes, may_keep=keeps, note=drafts.signed(found, note))
         drafts.set_pins(found, demands.added(document.history.pins, recipe))
         st.rerun()
 
@@ -97,8 +95,7 @@ def _collective_form(found: state.Session, document: state.Document) -> None:
     axis = st.selectbox("In groups over", axes, index=1, format_func=lambda axis: "any axis" if axis == "*" else axis, key="over")
     note = st.text_input("Reason", key="collective_note", placeholder="optional, kept with the plan")
     if st.button("Forbid it", key="add_collective"):
-        signed = demands.stamped(note, found.author, date.today())
-        demand = ForbidCollective(collective=kind, axis=axis, note=signed)
+        demand = ForbidCollective(collective=kind, axis=axis, note=drafts.signed(found, note))
         drafts.set_pins(found, demands.added(document.history.pins, demand))
         st.rerun()
 
@@ -110,6 +107,6 @@ def _reshard_form(found: state.Session, document: state.Document) -> None:
     )
     note = st.text_input("Reason", key="reshard_note", placeholder="optional, kept with the plan")
     if st.button("Demand it", key="add_reshard"):
-        demand = ReshardAfterForward(when=when, note=demands.stamped(note, found.author, date.today()))
+        demand = ReshardAfterForward(when=when, note=drafts.signed(found, note))
         drafts.set_pins(found, demands.added(document.history.pins, demand))
         st.rerun()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import date
-
 import streamlit as st
 
 from app import drafts, state, work
@@ -87,7 +85,7 @@ def _choose(found: state.Session, target: PinTarget, options: tuple[str, ...]) -
     st.caption(plain(problem) if problem else f"Matches {matches} tensor{'s' if matches != 1 else ''}: {plain(said)}")
     with st.container(horizontal=True):
         if st.button(f"{kind} {matches}", key="pin", disabled=bool(problem) or not (chosen or kind == "Tie")):
-            pins, note = document.history.pins, demands.stamped(reason, found.author, date.today())
+            pins, note = document.history.pins, drafts.signed(found, reason)
             for where in places:
                 pins = demands.added(pins, demands.placed(str(kind), where, chosen, note, document.plan.mesh))
             drafts.set_pins(found, pins)

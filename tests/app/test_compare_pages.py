@@ -10,7 +10,7 @@ from streamlit.testing.v1 import AppTest
 
 from app import opening, plans, state
 from app.views import explorer
-from planner import Pin
+from planner import Pin, Plan
 from tests.app.conftest import run
 from tests.app.synthetic import MESH, make_plan, small_graph
 from tests.app.test_pages import document, pin_everywhere, press, session, solve, strip_text, until
@@ -140,12 +140,18 @@ def test_a_recipe_becomes_the_base_whose_differences_the_graph_marks(open_app):
     assert at.selectbox(key="compare_a").value.startswith("recipe"), "what was chosen stays"
 
 
-def test_older_plans_of_the_project_are_offered(open_app):
-    at = solve(pin_everywhere(open_app()))
+def solved_twice(at: AppTest) -> tuple[AppTest, Plan]:
+    """The second plan is open, its base was solved from the plan that is returned."""
+    solve(pin_everywhere(at))
     first = document(at).base
+    assert first is not None
     press(at, "clear")
     pin_everywhere(at, "RR")
-    solve(at)
+    return solve(at), first
+
+
+def test_older_plans_of_the_project_are_offered(open_app):
+    at, first = solved_twice(open_app())
     assert first.plan_id != document(at).base.plan_id
     at = choose(on(at, "compare"), "a", f"plan {first.plan_id[:7]}")
     assert "B minus A" in html(at) and not at.error
@@ -177,11 +183,7 @@ def test_the_history_says_what_was_solved_from_what_and_keeps_notes(open_app):
 
 
 def test_a_past_plan_becomes_the_base(open_app):
-    at = solve(pin_everywhere(open_app()))
-    first = document(at).base
-    press(at, "clear")
-    pin_everywhere(at, "RR")
-    solve(at)
+    at, first = solved_twice(open_app())
     at = view(on(at, "compare"), "History")
     select_row(at, "history_3", list(frame(at, "plan")["plan"]).index(first.plan_id[:7]))
     press(at, "base_past")
