@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+from types import SimpleNamespace
+
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from planner.exporting import running
 from planner.solving import message_passing
+from tests.forks import FORKS
 
 BROWSER = "tests/browser/"
 
@@ -31,3 +36,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def compiled() -> None:
     """The solver's loops are compiled: on a new machine that takes half a minute of one core."""
     message_passing.warm_up()
+
+
+@pytest.fixture(autouse=True)
+def checks_in_forks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The four runs that verify an exported file need not import torch each, except in tests marked `own_processes`."""
+    if request.node.get_closest_marker("own_processes") is None:
+        forking = SimpleNamespace(run=FORKS.run, TimeoutExpired=subprocess.TimeoutExpired)
+        monkeypatch.setattr(running, "subprocess", forking)

@@ -1,4 +1,6 @@
-"""A real server with the real planner, a real browser. Without one the tests skip, or fail if REQUIRE_BROWSER=1."""
+"""A real server with the real planner, a real browser. Without one the tests skip, or fail if REQUIRE_BROWSER=1.
+
+Servers and browser end when the last test of this folder has run: what follows has the machine to itself."""
 
 from __future__ import annotations
 
@@ -103,19 +105,19 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory, compiled: None) -> Iterator[str]:
     """Address of `streamlit run app/main.py` with an empty workspace and the real planner."""
     yield from serve(tmp_path_factory.mktemp("real"), {})
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def quick_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The same with a made-up planner, for tests of what the browser does by itself."""
     yield from serve(tmp_path_factory.mktemp("quick"), {"PLAN_EXPLORER_ENGINE": "tests.app.fake_engine:FakeEngine"})
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def late_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The same as `quick_server`, with an event loop that is late (see late_server.py)."""
     environment = {"PLAN_EXPLORER_ENGINE": "tests.app.fake_engine:FakeEngine"}
@@ -160,7 +162,7 @@ class SmallServer:
         self.process.wait(20)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallServer]:
     found = SmallServer(tmp_path_factory.mktemp("small"))
     yield found
@@ -182,7 +184,7 @@ def serve(folder: Path, environment: dict[str, str], program: Sequence[str] = ("
         try:
             yield wait_for(f"http://127.0.0.1:{port}", process, folder / "server.log")
         finally:
-            process.terminate()
+            process.kill()
             process.wait(20)
 
 
@@ -198,7 +200,7 @@ def wait_for(address: str, process: subprocess.Popen[bytes], log: Path) -> str:
     raise AssertionError(f"the server did not answer:\n{log.read_text()}")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
     required = os.environ.get("REQUIRE_BROWSER") == "1"
     try:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +20,7 @@ from planner.pipeline import tiny_graph, trace
 from planner.plan import Plan
 from planner.recipes import Recipe
 from planner.workbench import Workbench
+from tests.forks import FORKS
 from tests.oracles.random_plan import random_plan
 
 ROOT = Path(__file__).parents[2]
@@ -63,12 +66,27 @@ def any_plan(bench: Workbench, seed: int, *, alike: bool = False) -> Plan:
     return random_plan(bench.costs, seed, layers_alike=alike)
 
 
-def run(command: Sequence[str], *, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
-    """A process with one thread for arithmetic, in the project's folder."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        list(command), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
-    )
+def run(
+    command: Sequence[str], *, timeout_s: float = 300.0, cwd: Path = ROOT, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """A process with one thread for arithmetic, in the project's folder; one of Python is forked from one that knows torch."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
+    return FORKS.run(list(command), cwd=cwd, env=environment, timeout=timeout_s)
+
+
+def run_ranks(count: int, command: Sequence[str], *, timeout_s: float = 300.0) -> list[subprocess.CompletedProcess[str]]:
+    """The same command on so many ranks, each with the environment that torchrun gives it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    size = str(count)
+    group = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
+    def start(rank: int) -> subprocess.CompletedProcess[str]:
+        return run(command, timeout_s=timeout_s, RANK=str(rank), LOCAL_RANK=str(rank), **group)
+
+    with ThreadPoolExecutor(count) as ranks:
+        return list(ranks.map(start, range(count)))
 
 
 def python(path: Path, *arguments: str, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""Run by torchrun: one step of an exported file on real processes, in fp32 with the values of its check.
+"""Run on each rank: one step of an exported file on real processes, in fp32 with the values of its check.
 
     torchrun --nproc_per_node=4 tests/numerics/real_ranks.py train.py OUT.pt
 

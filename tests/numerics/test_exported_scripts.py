@@ -26,6 +26,7 @@ def verified(model: Model, plan: Plan) -> dict:
     return report
 
 
+@pytest.mark.own_processes
 def test_the_optimum_equals_the_module(llama: Model, bench: Workbench) -> None:
     verified(llama, optimum(bench))
 

@@ -1,4 +1,4 @@
-"""Four real gloo processes, started by torchrun: equal to the plain module on one process, with the planned collectives."""
+"""Four real gloo processes: equal to the plain module on one process, with the planned collectives."""
 
 import sys
 from pathlib import Path
@@ -10,16 +10,14 @@ from planner.placement import text
 from planner.plan import Plan
 from planner.tracing.reference import reference_step
 from planner.workbench import Workbench
-from tests.numerics.exported import Model, any_plan, optimum, run
-
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+from tests.numerics.exported import Model, any_plan, optimum, run_ranks
 
 
 def on_four_ranks(model: Model, plan: Plan, folder: Path) -> None:
     script, out = folder / "train.py", folder / "out.pt"
     script.write_text(model.script(plan))
-    done = run([*TORCHRUN, "--nproc_per_node=4", "tests/numerics/real_ranks.py", str(script), str(out)])
-    assert done.returncode == 0, done.stderr[-3000:]
+    for done in run_ranks(4, [sys.executable, "tests/numerics/real_ranks.py", str(script), str(out)]):
+        assert done.returncode == 0, done.stderr[-3000:]
     got = torch.load(out, weights_only=True)
     want = reference_step(model.tiny.request, got["values"])
     assert got["grads"].keys() == want["grads"].keys() == {p.name for p in model.full.parameters}

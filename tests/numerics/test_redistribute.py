@@ -1,13 +1,11 @@
 """The helper behind every `redistribute(...)` line of exported files = cutting up full tensors, for every single move."""
 
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.numerics.exported import run
 
 
 @pytest.mark.parametrize(
@@ -23,14 +21,7 @@ ROOT = Path(__file__).parents[2]
     ],
 )
 def test_every_move_of_a_lattice(mesh: str, shape: str, number: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.numerics.moves_on_threads", mesh, shape],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = run([sys.executable, "-m", "tests.numerics.moves_on_threads", mesh, shape])
     assert done.returncode == 0, done.stdout + done.stderr
     count = re.search(r"(\d+) moves", done.stdout)
     assert count is not None and int(count[1]) == number, done.stdout

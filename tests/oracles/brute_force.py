@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.cost import CostTable
-from planner.graph import TensorRef
+from planner.graph import FORWARD, TensorRef
 from planner.redistribution import Routes
 
 
@@ -36,7 +35,8 @@ def brute_force(
     minimise_bytes: bool = False,
     once_per_target: bool = False,
 ) -> BestPlan:
-    """Every combination of strategies; given those, the best shared placement of each (tensor, phase) by itself.
+    """Every combination of strategies, in one array with an axis per node; given those, the best shared placement of each
+    (tensor, phase) by itself.
 
     `pins`: output placement numbers demanded. `accept` says of a choice (strategy number per node) whether it may be taken;
     `forbidden` collectives are not used. With `minimise_bytes` the objective is memory instead of time. With
@@ -44,37 +44,56 @@ def brute_force(
     """
     if forbidden:
         costs = _without(costs, forbidden)
+    sizes = tuple(len(strategies) for strategies in costs.space.strategies)
+    total, used = np.zeros(sizes), np.zeros(sizes)
+    for node, us in enumerate(costs.compute_us):
+        total += _along((node,), us, sizes)
+    for node, terms in costs.memory.terms.items():
+        used += _along((node,), terms.total, sizes)
+    for (ref, phase), readers in _uses(costs).items():
+        kept = [node for node, of in costs.space.graph.kept_from.items() if of == ref and phase == FORWARD]
+        nodes = tuple(sorted({ref.node, *kept, *(consumer for consumer, _ in readers)}))
+        total += _along(nodes, _use_us(costs, ref, readers, kept, nodes, once_per_target), sizes)
+    for ref, number in (pins or {}).items():
+        other = costs.space.strategies[ref.node].output(ref.output) != number
+        total += _along((ref.node,), np.where(other, np.inf, 0.0), sizes)
+    total[used > budget_bytes] = np.inf
+    return _first(total, used if minimise_bytes else total, used, accept)
+
+
+def _along(nodes: tuple[int, ...], table: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
+    """A table over the strategies of some nodes (ascending), to be added to one over those of all nodes."""
+    return np.asarray(table).reshape([size if node in nodes else 1 for node, size in enumerate(sizes)])
+
+
+def _use_us(
+    costs: CostTable, ref: TensorRef, readers: list[tuple[int, int]], kept: list[int], nodes: tuple[int, ...], once: bool
+) -> np.ndarray:
+    """Price of bringing one tensor to its readers in one phase, by the strategies of the nodes that have a say in it."""
     space = costs.space
-    uses = _uses(costs)
-    allowed = [
-        [
-            s
-            for s in range(len(strategies))
-            if all(strategies.output(ref.output)[s] == number for ref, number in (pins or {}).items() if ref.node == i)
-        ]
-        for i, strategies in enumerate(space.strategies)
-    ]
-    best = BestPlan(np.inf, (), np.inf)
+    found = np.empty([len(space.strategies[node]) for node in nodes])
     memo: dict[tuple[object, ...], float] = {}
-    for choice in itertools.product(*allowed):
-        used = sum(float(terms.total[choice[i]]) for i, terms in costs.memory.terms.items())
-        if used > budget_bytes or not accept(choice):
-            continue
-        total = sum(float(costs.compute_us[i][s]) for i, s in enumerate(choice))
-        kept = _kept(costs, choice)
-        for (ref, phase), readers in uses.items():
-            made = int(space.strategies[ref.node].output(ref.output)[choice[ref.node]])
-            wanted = tuple(_wanted(costs, consumer, slot, choice) for consumer, slot in readers)
-            read_as = kept.get(ref, frozenset()) if phase == "forward" else frozenset()
-            key = (ref, phase, made, wanted, read_as)
-            if key not in memo:
-                memo[key] = _tensor_us(costs, ref, made, readers, wanted, once_per_target, read_as)
-            total += memo[key]
-        if not np.isfinite(total):
-            continue
-        if (used if minimise_bytes else total) < (best.used_bytes if minimise_bytes else best.value_us):
-            best = BestPlan(total, choice, used)
-    return best
+    for numbers in np.ndindex(found.shape):
+        choice = dict(zip(nodes, numbers, strict=True))
+        made = int(space.strategies[ref.node].output(ref.output)[choice[ref.node]])
+        wanted = tuple(_wanted(costs, consumer, slot, choice) for consumer, slot in readers)
+        read_as = _kept(costs, kept, choice)
+        key = (made, wanted, read_as)
+        if key not in memo:
+            memo[key] = _tensor_us(costs, ref, made, readers, wanted, once, read_as)
+        found[numbers] = memo[key]
+    return found
+
+
+def _first(total: np.ndarray, wanted: np.ndarray, used: np.ndarray, accept: Callable[[tuple[int, ...]], bool]) -> BestPlan:
+    """The smallest of `wanted` that is accepted, among plans that exist."""
+    order = np.argsort(np.where(np.isfinite(total), wanted, np.inf), axis=None, kind="stable")
+    for number in order[: np.isfinite(total).sum()]:
+        at = np.unravel_index(number, total.shape)
+        choice = tuple(int(strategy) for strategy in at)
+        if accept(choice):
+            return BestPlan(float(total[at]), choice, float(used[at]))
+    return BestPlan(np.inf, (), np.inf)
 
 
 def _without(costs: CostTable, forbidden: Sequence[Forbidden]) -> CostTable:
@@ -115,17 +134,17 @@ def _uses(costs: CostTable) -> dict[tuple[TensorRef, str], list[tuple[int, int]]
     return found
 
 
-def _kept(costs: CostTable, choice: tuple[int, ...]) -> dict[TensorRef, frozenset[int]]:
-    """Forward tensor -> the placements in which backward nodes take what was read of it."""
-    found: dict[TensorRef, frozenset[int]] = {}
-    for node, ref in costs.space.graph.kept_from.items():
+def _kept(costs: CostTable, nodes: Sequence[int], choice: Mapping[int, int]) -> frozenset[int]:
+    """The placements in which backward nodes take what was read of their forward tensor."""
+    found = set()
+    for node in nodes:
         strategies = costs.space.strategies[node]
         if strategies.kept is not None and strategies.kept[choice[node]]:
-            found[ref] = found.get(ref, frozenset()) | {int(strategies.columns[choice[node], 0])}
-    return found
+            found.add(int(strategies.columns[choice[node], 0]))
+    return frozenset(found)
 
 
-def _wanted(costs: CostTable, consumer: int, slot: int, choice: tuple[int, ...]) -> int:
+def _wanted(costs: CostTable, consumer: int, slot: int, choice: Mapping[int, int]) -> int:
     """Placement number, -1 if the consumer takes what forward read and reads nothing."""
     strategies = costs.space.strategies[consumer]
     if slot != -1 and strategies.kept is not None and strategies.kept[choice[consumer]]:

@@ -38,6 +38,7 @@ def exported(folder: Path, factor: float = 1.0, layers: int = 2, **options: floa
     return export_verified(small_plan(graph), graph, tiny, reference=reference(folder, factor), **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.own_processes
 def test_a_right_file_is_handed_out_with_its_evidence(tmp_path: Path) -> None:
     stages: list[str] = []
     graph = small_graph(layers=3)
@@ -77,6 +78,7 @@ def test_a_reference_that_fails_is_reported(tmp_path: Path) -> None:
         export_verified(small_plan(graph), graph, small_graph(**TINY), reference=(sys.executable, "-c", "raise SystemExit(3)"))
 
 
+@pytest.mark.own_processes
 def test_a_time_limit_ends_verification(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="longer than its time limit"):
         exported(tmp_path, time_limit_s=1.0)
