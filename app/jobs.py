@@ -125,6 +125,8 @@ class Worker:
     def submit(self, command: str, *arguments: Any) -> Job:
         job = Job(command, arguments)
         self._queue.put(job)
+        if self._closed:
+            job.end("cancelled")
         return job
 
     def cancel(self, job: Job) -> None:
@@ -177,8 +179,12 @@ class Worker:
             process.kill()
 
     def close(self) -> None:
+        """Ends the process and every job, for good: who still wants an answer asks another worker."""
         self._closed = True
         self._queue.put(None)
+        job = self._job
+        if job is not None:
+            job.end("cancelled")
         self.kill()
 
     def _run(self) -> None:
@@ -189,6 +195,7 @@ class Worker:
                 self.kill()
                 continue
             if job is None:
+                self._drop_queued()
                 return
             if job.active:
                 self._job = job
@@ -196,9 +203,19 @@ class Worker:
                 self._job, self.idle_since = None, time.monotonic()
                 self._pool.room_changed()
 
+    def _drop_queued(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                job = self._queue.get_nowait()
+                if job is not None:
+                    job.end("cancelled")
+
     def _work(self, job: Job) -> None:
         """Never raises: whatever happens ends the job."""
         try:
+            if self._closed:
+                job.end("cancelled")
+                return
             if not self.alive:
                 job.waits_for_room = True
                 self._pool.make_room(job, behind=self.behind)
@@ -206,7 +223,9 @@ class Worker:
                 if not job.begin():
                     return
                 self._start()
-                if self._closed or not job.active:
+                if self._closed:
+                    job.end("cancelled")
+                if not job.active:
                     self.kill()
                     return
                 if not self._ask(job, "open", (self.spec,)):
