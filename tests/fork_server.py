@@ -60,6 +60,8 @@ def child(request: dict[str, Any], output: int, errors: int) -> None:
         os.environ.clear()
         os.environ.update(request["env"])
         os.chdir(request["cwd"])
+        # Before there are threads: PyTorch makes its pool anew after a fork, and two that do so at once break it.
+        sys.modules["torch"].set_num_threads(1)
         code = run_here(request["arguments"])
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the end of an interpreter does
     finally:

@@ -45,7 +45,7 @@ def open_app(demo: Path) -> Callable[..., AppTest]:
     """Starts a session at an address, as a browser tab would."""
 
     def start(**address: str) -> AppTest:
-        at = AppTest.from_file(MAIN, default_timeout=60)
+        at = AppTest.from_file(MAIN, default_timeout=300)
         for name, value in address.items():
             at.query_params[name] = value
         return run(at)

@@ -35,7 +35,7 @@ class FakeAnswers:
         found[-1] = replace(found[-1], status="infeasible", delta_us=None, delta_bytes=None, conflicts=("pin other = RR",))
         if "slow prices" in map(reason_of, constraints):
             progress.row(found[0])
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 300
             while not progress.stopped() and time.monotonic() < deadline:
                 time.sleep(0.01)
             return (found[0],)

@@ -72,7 +72,7 @@ def test_no_kind_of_constraint_is_lost_between_opening_and_solving_again(open_pl
 
 
 def opened_again(at):
-    other = type(at).from_file(opening.__file__.replace("opening.py", "main.py"), default_timeout=60)
+    other = type(at).from_file(opening.__file__.replace("opening.py", "main.py"), default_timeout=300)
     for name, value in address(at).items():
         other.query_params[name] = value
     return other

@@ -35,7 +35,7 @@ def click(at: AppTest, key: str, *group: str) -> AppTest:
 
 
 def until(at: AppTest, done: Callable[[], bool]) -> AppTest:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not done() and time.monotonic() < deadline:
         time.sleep(0.05)
         run(at)

@@ -171,7 +171,7 @@ class SmallServer:
     def kill(self) -> None:
         """Without a word to anyone, as a crash would."""
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(60)
 
 
 @pytest.fixture(scope="package")
@@ -197,15 +197,15 @@ def serve(folder: Path, environment: dict[str, str], program: Sequence[str] = ("
             yield wait_for(f"http://127.0.0.1:{port}", process, folder / "server.log")
         finally:
             process.kill()
-            process.wait(20)
+            process.wait(60)
 
 
 def wait_for(address: str, process: subprocess.Popen[bytes], log: Path) -> str:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         assert process.poll() is None, f"the server ended:\n{log.read_text()}"
         try:
-            urllib.request.urlopen(f"{address}/_stcore/health", timeout=1)
+            urllib.request.urlopen(f"{address}/_stcore/health", timeout=10)
             return address
         except OSError:
             time.sleep(0.2)
@@ -216,7 +216,7 @@ def wait_for(address: str, process: subprocess.Popen[bytes], log: Path) -> str:
 def browser() -> Iterator[Any]:
     required = os.environ.get("REQUIRE_BROWSER") == "1"
     try:
-        from playwright.sync_api import sync_playwright
+        from playwright.sync_api import expect, sync_playwright
     except ImportError:
         if required:
             raise
@@ -224,6 +224,7 @@ def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         assert not required, "REQUIRE_BROWSER=1, and there is no chromium on the PATH"
         pytest.skip("no Chromium on this machine")
+    expect.set_options(timeout=60_000)  # as everything here; by itself it waits for five seconds
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS)
         yield chromium
