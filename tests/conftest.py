@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from planner import loading
 from planner.exporting import running
+from planner.graph import ModelRequest
 from planner.solving import message_passing
 from tests.forks import FORKS
 
@@ -44,3 +48,14 @@ def checks_in_forks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     if request.node.get_closest_marker("own_processes") is None:
         forking = SimpleNamespace(run=FORKS.run, TimeoutExpired=subprocess.TimeoutExpired)
         monkeypatch.setattr(running, "subprocess", forking)
+
+
+@pytest.fixture
+def models_in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that loads a user's model need not import torch. For tests of what it gives, not of how it is run."""
+
+    def run(command: list[str], request: ModelRequest, limit_s: float) -> int:
+        environment = {**os.environ, "PYTHONPATH": str(Path(loading.__file__).parents[1])}
+        return FORKS.run(command, env=environment, timeout=limit_s).returncode
+
+    monkeypatch.setattr(loading, "_run", run)

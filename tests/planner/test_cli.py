@@ -205,6 +205,7 @@ def good():
 """
 
 
+@pytest.mark.usefixtures("models_in_forks")
 def test_a_model_that_fails_to_trace_then_one_that_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "models.py"
     path.write_text(BROKEN)

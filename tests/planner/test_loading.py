@@ -66,6 +66,7 @@ def request(file: Path, name: str) -> ModelRequest:
     return ModelRequest(model=f"{file}:{name}", precision="as-traced")
 
 
+@pytest.mark.usefixtures("models_in_forks")
 def test_a_model_arrives_as_it_does_here(file: Path) -> None:
     from planner.tracing.trace import trace
 
@@ -93,6 +94,7 @@ def test_code_that_hangs_is_stopped(file: Path) -> None:
     assert "--load-limit" in caught.value.hint
 
 
+@pytest.mark.usefixtures("models_in_forks")
 @pytest.mark.parametrize(
     ("name", "kind", "said"),
     [("fails", InputError, "KeyError"), ("random", UnsupportedOpError, "random numbers"), ("smal", InputError, "Did you mean")],

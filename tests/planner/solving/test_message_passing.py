@@ -24,6 +24,7 @@ from planner.workbench import Workbench
 from tests.oracles.small_spaces import random_costs
 
 
+@cache
 def problems(count: int) -> list[PairwiseProblem]:
     found: list[PairwiseProblem] = []
     seed = 1000

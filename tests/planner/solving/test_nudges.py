@@ -9,6 +9,7 @@ from planner.errors import InfeasibleError
 from planner.graph import ModelRequest, TensorRef, layer_of
 from planner.mesh import Mesh
 from planner.pipeline import trace
+from planner.plan import Plan
 from planner.solving.folding import OUTSIDE, Places
 from planner.solving.ilp import solve_ilp
 from planner.solving.message_passing import Effort, MessagePassing
@@ -23,11 +24,24 @@ def tiny(mesh: str) -> Workbench:
     return Workbench.build(trace(ModelRequest(model="llama3-tiny", batch=8, layers=2)), Mesh.parse(mesh))
 
 
-@pytest.mark.parametrize("mesh", ["dp=2,cp=2,tp=2", "dp=2,tp=4", "dp=8"])
+@cache
+def optimum(mesh: str) -> Plan:
+    return tiny(mesh).solve(boundaries(tiny(mesh).graph, tiny(mesh).mesh), exact=False)
+
+
+MESHES = ("dp=2,cp=2,tp=2", "dp=2,tp=4", "dp=8")
+
+
+@pytest.mark.parametrize("mesh", MESHES)
 def test_a_model_full_of_equal_prices_is_proved_at_once(mesh: str) -> None:
-    bench = tiny(mesh)
-    report = bench.solve(boundaries(bench.graph, bench.mesh), exact=False).report
+    report = optimum(mesh).report
     assert report.status == "optimal" and report.gap <= 1e-6
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_optimal_plans_emit_no_redistribution_twice(mesh: str) -> None:
+    made = [(r.tensor, r.phase, r.source, r.steps[-1].target) for r in optimum(mesh).redistributions]
+    assert len(made) > 3 and len(made) == len(set(made))
 
 
 def test_nudges_are_tiny_and_alike_in_all_layers() -> None:
@@ -74,12 +88,11 @@ def test_outcomes_are_without_nudges(seed: int) -> None:
         assert (passing.bound_now() + reduced[chosen] <= best.value_us + 1e-6).all()
 
 
-@pytest.mark.parametrize("mesh", ["dp=2,cp=2,tp=2", "dp=2,tp=4", "dp=8"])
+@pytest.mark.parametrize("mesh", MESHES)
 def test_equally_cheap_layers_come_out_alike(mesh: str) -> None:
-    bench = tiny(mesh)
-    plan = bench.solve(boundaries(bench.graph, bench.mesh), exact=False)
+    plan = optimum(mesh)
     compared = 0
-    for node in bench.graph.nodes:
+    for node in tiny(mesh).graph.nodes:
         if layer_of(node.module) == 1:
             other = node.key.replace("layers.1.", "layers.0.")
             assert (plan.choices[node.key].operands, plan.choices[node.key].outputs) == (
