@@ -35,7 +35,12 @@ class ForkServer:
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         command = [sys.executable, "-P", str(SERVER), str(theirs.fileno())]
-        self.process = subprocess.Popen(command, env={**environment, "OMP_NUM_THREADS": "1"}, pass_fds=[theirs.fileno()])
+        self.process = subprocess.Popen(
+            command,
+            env={**environment, "OMP_NUM_THREADS": "1"},
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.PIPE,  # of all children too: open as long as this process lives
+        )
         theirs.close()
 
     def run(

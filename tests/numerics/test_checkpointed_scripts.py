@@ -83,15 +83,6 @@ def test_layers_with_buffers_several_outputs_two_stacks_and_dropout(model: str) 
     verified(Model(graph, graph), bench.solve(bench.default_constraints(), checkpoint="full"))
 
 
-def test_loops_stay_loops() -> None:
-    """Repeated layers are one loop, the others another; in backward the first of these reads from a layer of the other kind."""
-    model = Model.llama(8)
-    plan = model.bench("dp=2,tp=2").solve((), checkpoint="full:4")
-    script = write_script(plan, planned_graph(plan, model.full), planned_graph(plan, model.tiny))
-    assert "for i in range(0, 4):" in script and "for i in range(3, 0, -1):" in script
-    assert "for i in range(4, 8):" in script and "for i in range(6, 4, -1):" in script
-
-
 def test_flops_of_the_file_are_those_of_the_model(llama: Model, bench: Workbench) -> None:
     plans = [bench.solve(bench.default_constraints(), checkpoint=how) for how in ("none", "full")]
     texts = [write_script(plan, planned_graph(plan, llama.full), planned_graph(plan, llama.tiny)) for plan in plans]

@@ -4,12 +4,15 @@ import json
 import re
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from planner.errors import ExportError
+from planner.exporting.script import write_script
 from planner.exporting.verify import export_verified, verify_script
+from planner.matching import planned_graph
 from planner.plan import Plan
 from planner.workbench import Workbench
 from tests.numerics.exported import Model, any_plan, imported, optimum, recipe, run, tiny_request
@@ -79,15 +82,31 @@ def test_the_same_plan_gives_the_same_bytes(llama: Model, bench: Workbench) -> N
     assert llama.script(plan) == llama.script(again)
 
 
+@cache
+def deep(layers: int) -> tuple[Model, Workbench]:
+    """Made once for the tests of loops."""
+    model = Model.llama(layers)
+    return model, model.bench("dp=2,tp=2")
+
+
 def test_the_length_does_not_depend_on_depth_if_layers_are_alike() -> None:
     lines = {}
-    for layers in (4, 6):  # the first and last layers stand outside the loop
-        model = Model.llama(layers)
-        plan = any_plan(model.bench("dp=2,tp=2"), 3, alike=True)
+    for layers in (4, 8):  # the first and last layers stand outside the loop
+        model, bench = deep(layers)
+        plan = any_plan(bench, 3, alike=True)
         assert len(plan.redistributions) > 100 * layers
         script = model.script(plan)
         lines[layers] = len(script[script.index("# ---- the planned computation") :].splitlines())  # tables wrap at long numbers
-    assert lines[4] == lines[6], lines
+    assert lines[4] == lines[8], lines
+
+
+def test_loops_over_repeated_layers_stay_loops() -> None:
+    """Repeated layers are one loop, the others another; in backward the first of these reads from a layer of the other kind."""
+    model, bench = deep(8)
+    plan = bench.solve((), checkpoint="full:4")
+    script = write_script(plan, planned_graph(plan, model.full), planned_graph(plan, model.tiny))
+    assert "for i in range(0, 4):" in script and "for i in range(3, 0, -1):" in script
+    assert "for i in range(4, 8):" in script and "for i in range(6, 4, -1):" in script
 
 
 @pytest.mark.slow
