@@ -9,7 +9,6 @@ from planner.graph import JointGraph, ModelRequest, TensorRef
 from planner.mesh import Mesh
 from planner.tracing.trace import trace
 from planner.workbench import Workbench
-from tests.planner.tracing.common import user_request
 
 
 @pytest.fixture(scope="module")
@@ -18,17 +17,8 @@ def graph() -> JointGraph:
     return trace(ModelRequest(model="llama3-8b", layers=1, batch=8))
 
 
-@pytest.mark.parametrize("mesh", ["tp=8", pytest.param("dp=8,tp=8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mesh", ["tp=8", "dp=8,tp=8"])
 def test_the_optimum_is_that_of_all_dims(graph: JointGraph, mesh: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    same_optimum(graph, mesh, monkeypatch)
-
-
-def test_the_optimum_of_a_small_model_on_two_axes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which dims are left out depends on the graph alone; that no two axes want one of them is tried here."""
-    same_optimum(trace(user_request("self_attention")), "dp=2,tp=2", monkeypatch)
-
-
-def same_optimum(graph: JointGraph, mesh: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pruned = Workbench.build(graph, Mesh.parse(mesh))
     monkeypatch.setattr(enumerating, "useful_dims", lambda graph, rows, slots: _all_dims(graph))
     full = Workbench.build(graph, Mesh.parse(mesh))
