@@ -34,6 +34,7 @@ class GemmConstants:
     Attributes:
         surface_m, surface_n, surface_k: where r, the log of measured over that formula, is known; linear in the logs between.
         surface: r [m][n][k].
+        dtype_rate: dtype -> its rate over that of bf16, both as fractions of their own peaks; 1 where it is not stated.
     """
 
     compute_efficiency: float
@@ -44,6 +45,7 @@ class GemmConstants:
     surface_n: tuple[float, ...]
     surface_k: tuple[float, ...]
     surface: tuple[tuple[tuple[float, ...], ...], ...]
+    dtype_rate: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +108,15 @@ class PointwiseConstants:
     efficiency: float
     launch_us: float
     cached_rate: Points
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantiseConstants:
+    """Scaling a matrix to fp8 before a matmul: its largest value, then the quotient. `t = bytes / (hbm·efficiency) + launch_us`
+    with two reads of 2 bytes and one write of 1 byte per element."""
+
+    efficiency: float
+    launch_us: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +202,7 @@ class HardwareProfile:
     gemm: GemmConstants
     attention: AttentionConstants
     pointwise: PointwiseConstants
+    quantise: QuantiseConstants
     scan: ScanConstants
     launch: LaunchConstants
     node: NodeConstants

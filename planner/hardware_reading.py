@@ -21,6 +21,7 @@ from planner.hardware import (
     NodeConstants,
     Points,
     PointwiseConstants,
+    QuantiseConstants,
     ScanConstants,
 )
 
@@ -92,6 +93,9 @@ class _Reader:
                 launch_us=self.number("pointwise.launch_us", 0, 100),
                 cached_rate=self.points("pointwise.cached_rate", 0.05, 5),
             ),
+            quantise=QuantiseConstants(
+                efficiency=self.number("quantise.efficiency", 0.05, 1), launch_us=self.number("quantise.launch_us", 0, 100)
+            ),
             scan=ScanConstants(
                 chunk=int(self.number("scan.chunk", 1, 1e6)),
                 launch_us=self.number("scan.launch_us", 0, 1000),
@@ -137,6 +141,7 @@ class _Reader:
             surface_n=knots[1],
             surface_k=knots[2],
             surface=table,
+            dtype_rate={dtype: self.number(f"gemm.dtype_rate.{dtype}", 0.05, 2) for dtype in self.names("gemm.dtype_rate")},
         )
 
     def attention(self) -> AttentionConstants:

@@ -6,6 +6,7 @@ import pytest
 
 from planner.accuracy import described
 from planner.accuracy.deep_memory import other_state
+from planner.accuracy.facts import of_run
 from planner.accuracy.rescale import GROUPED, PLAIN, Sizes, at_sizes, parsed
 from planner.accuracy.rows import Skip
 from planner.accuracy.runs import Run, parallelism, run_of, vtrain_run
@@ -54,6 +55,31 @@ def test_a_row_becomes_mesh_recipes_and_batch() -> None:
 def test_what_cannot_be_planned_says_why(changed: dict[str, str], reason: str) -> None:
     with pytest.raises(Skip, match=reason):
         run_of({**ROW, **changed})
+
+
+@pytest.mark.parametrize(
+    ("note", "hardware"),
+    [
+        ("", "h100_sxm"),
+        ("network 400Gb/s per node", "h100_sxm@network=0.125"),
+        ("H100 with 1600 Gbps node-node interconnect (RoCE)", "h100_sxm@network=0.5"),
+        ("3200 Gbps per node", "h100_sxm"),
+        ("peak 400 Gb/s somewhere", "h100_sxm"),
+        ("1 Gbps per node", "h100_sxm"),
+    ],
+)
+def test_a_network_that_the_row_notes_is_used(note: str, hardware: str) -> None:
+    assert run_of({**ROW, "note": note}).hardware == hardware
+
+
+def test_facts_of_a_run_are_what_its_row_leaves_open() -> None:
+    profile = load_profile("h100_sxm")
+    assert of_run(ROW, run_of(ROW), profile) == ("several nodes, network not stated: ib_8x400g assumed",)
+    open_row = {**ROW, "ac_policy": "", "compile": "", "sp": "", "note": "network 400Gb/s per node", "reliability": "medium"}
+    found = of_run(open_row, run_of(open_row), profile)
+    for said in ("recompute not stated", "compiled or eager not stated: eager", "sequence parallelism not stated", "as noted",
+                 "medium reliability", "note: network"):  # fmt: skip
+        assert any(said in fact for fact in found), said
 
 
 def test_rows_of_ranked_plans() -> None:
