@@ -132,6 +132,8 @@ def of_run(row: Fields, run: Run, profile: HardwareProfile) -> Facts:
     found += _borrowed(
         profile, f"attention rate ({profile.attention.library})", f"attention.library_rate.{profile.attention.library}"
     )
+    if run.narrow_sums:
+        found.append("gradients summed in 16 bits, by the framework's name")
     if run.hides_exchanges:
         found.append("exchanges of tensor parallelism run beside products, by the framework's name")
     if (number(row, "params_B") or 0) and row.get("arch", "") == "":

@@ -33,6 +33,8 @@ FREES_ROOT = re.compile(r"max|pax|jax|SimpleFSDP|autoparallel", re.IGNORECASE)
 """Ways to shard parameters that do not keep those outside the layers, as FSDP 1 and 2 do."""
 NETWORK_NOTE = re.compile(r"(\d+(?:\.\d+)?) ?(?:Gb/s|Gbps)(?: per node| node-node)", re.IGNORECASE)
 """What a node has towards others, all cards together."""
+FSDP_1 = re.compile(r"fsdp ?1|llm-foundry|composer", re.IGNORECASE)
+"""Sums gradients in the dtype of computing unless told otherwise (`reduce_dtype` of torch.distributed.fsdp.MixedPrecision)."""
 MASTER = re.compile(r"fp32 (grad|master)", re.IGNORECASE)
 """Precisions with parameters in bf16, and fp32 copies of them in the optimizer."""
 
@@ -43,7 +45,7 @@ class Run:
 
     `zero` 1 or 2: parameters whole, optimizer state split over the data ranks. `attention` is its library, "" for the usual one.
     `hides_exchanges`: activations are exchanged beside the products that make them. `has_master`: see MASTER.
-    `keeps_root`: parameters outside the layers stay gathered for the whole step.
+    `narrow_sums`: gradients are summed in 16 bits. `keeps_root`: parameters outside the layers stay gathered for the whole step.
     """
 
     model: str
@@ -61,6 +63,7 @@ class Run:
     hides_exchanges: bool = False
     has_master: bool = False
     keeps_root: bool = False
+    narrow_sums: bool = False
 
     @property
     def data_ranks(self) -> int:
@@ -99,6 +102,7 @@ def run_of(row: Fields) -> Run:
         compiled=compiled, zero=int(number(row, "zero") or 0),
         attention=_library(row), hides_exchanges=bool(SPLITS_PRODUCTS.search(row.get("framework", ""))),
         has_master=bool(MASTER.search(row["precision"])),
+        narrow_sums=fsdp > 1 and bool(FSDP_1.search(row.get("framework", ""))),
         keeps_root=fsdp > 1 and not FREES_ROOT.search(row.get("framework", "") + row.get("compile", "")),
     )  # fmt: skip
 

@@ -18,6 +18,7 @@ from planner.costing.timeline import simulate
 from planner.graph import FORWARD, ModelRequest
 from planner.hardware import load_profile
 from planner.pipeline import trace
+from planner.schedule import Part
 
 SMALL = "decoder[dim=256,heads=8,kv_heads=8,ffn=512,vocab=1024,gated=0,norm=layer]"
 ROW = {
@@ -168,6 +169,30 @@ def test_bundled_messages_carry_the_same_bytes(predictor: Predictor) -> None:
     assert len([a for a in after.actions if a.collective]) < len([a for a in before.actions if a.collective])
     profile = load_profile("h100_sxm")
     assert simulate(after, profile).communication_us < simulate(before, profile).communication_us
+
+
+def test_sums_in_16_bits_move_half_of_the_gradients_and_nothing_else(predictor: Predictor) -> None:
+    before = exported(predictor, sharded())
+    after = described.narrow_sums(before)
+    halved = 0
+    for one, other in zip(before.actions, after.actions, strict=True):
+        if one.collective is None or one.part != Part.REDUCE:
+            assert other == one
+            continue
+        assert other.collective is not None and other.collective.full_bytes * 2 == one.collective.full_bytes
+        assert (one.collective.dtype, other.collective.dtype) == ("float32", "bfloat16")
+        halved += 1
+    assert halved > 4
+    profile = load_profile("h100_sxm")
+    wide, narrow = (
+        as_described(predictor._described(sharded(), 2), replace(sharded(), narrow_sums=n), profile) for n in (False, True)
+    )
+    assert sum(a.us for a in narrow.actions) < sum(a.us for a in wide.actions)
+
+
+def test_fsdp_1_sums_gradients_in_the_dtype_of_computing() -> None:
+    for framework, narrow in (("FMS FSDP1", True), ("llm-foundry/composer FSDP1", True), ("torchtitan", False), ("FSDP2", False)):
+        assert run_of({**ROW, "framework": framework}).narrow_sums is narrow
 
 
 def test_exchanges_beside_products_take_less_but_not_nothing(predictor: Predictor) -> None:
