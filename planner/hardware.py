@@ -34,6 +34,7 @@ class GemmConstants:
     Attributes:
         surface_m, surface_n, surface_k: where r, the log of measured over that formula, is known; linear in the logs between.
         surface: r [m][n][k].
+        dtype_rate: dtype -> its rate over that of bf16, both as fractions of their own peaks; 1 where it is not stated.
     """
 
     compute_efficiency: float
@@ -44,30 +45,54 @@ class GemmConstants:
     surface_n: tuple[float, ...]
     surface_k: tuple[float, ...]
     surface: tuple[tuple[tuple[float, ...], ...], ...]
+    dtype_rate: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LibraryConstants:
+    """Attention of one library.
+
+    Attributes:
+        rate: of its blocks over that of the measured op.
+        start, backward_start: work of a task beside its blocks, in blocks of head dim 128.
+    """
+
+    rate: float
+    start: float
+    backward_start: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionConstants:
-    """`t = flops / (peak·efficiency) + launch_us`.
+    """Fused attention is scheduled task by task: one task is a tile of queries of one head, walks over its blocks of keys, and
+    runs on one multiprocessor.
+
+        t = launch + longest task + max(tasks / multiprocessors - 1, 0) · mean task
+        task = (start + number of blocks) blocks of time;  block = its flops / (peak / multiprocessors · efficiency)
+
+    The rates are those of a measured op of several kernels; libraries run one kernel at rates of their own.
 
     Attributes:
-        head_dims, tiles, seqs: where the efficiency of the causal forward pass is known; a query tile is 128 rows of one head.
-        efficiency: fraction of peak [head_dim][tiles][seq], causal FLOPs counted half.
-        causal_rate: (seq, rate of causal / rate of full attention), both in their own FLOPs.
-        backward_rate: (seq, rate of backward / rate of forward).
-        library_rate: per library (`fa2`, `fa3`, `cudnn`) (seq, its rate / rate of the tables); others run at the tables' rate.
-        library: the one that plans run with.
+        head_dims: where `efficiency` and `start` are known; linear in log head dim between, flat outside.
+        efficiency: fraction of a multiprocessor's share of the peak inside a task [head_dim].
+        start: work of a task of the measured op beside its blocks, in blocks of head dim 128 [head_dim].
+        measured_launch_us, measured_passes: the kernels around attention in the measured op: µs, and how often they and attention
+            move queries and keys (in sizes of one tensor of queries and one of keys).
+        backward_flop_factor: FLOPs of backward over forward; backward_rate: rate of its blocks over that of forward ones.
+        libraries: by name (`fa2`, `fa3`, `cudnn`); any other name is the measured op.
+        library: the one that plans run with; launch_us: of its kernel.
     """
 
+    multiprocessors: int
     head_dims: tuple[int, ...]
-    tiles: tuple[float, ...]
-    seqs: tuple[float, ...]
-    efficiency: tuple[tuple[tuple[float, ...], ...], ...]
-    causal_rate: Points
-    backward_rate: Points
-    library_rate: Mapping[str, Points]
-    library: str
+    efficiency: tuple[float, ...]
+    start: tuple[float, ...]
+    measured_launch_us: float
+    measured_passes: float
     backward_flop_factor: float
+    backward_rate: float
+    libraries: Mapping[str, LibraryConstants]
+    library: str
     launch_us: float
 
 
@@ -83,6 +108,15 @@ class PointwiseConstants:
     efficiency: float
     launch_us: float
     cached_rate: Points
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantiseConstants:
+    """Scaling a matrix to fp8 before a matmul: its largest value, then the quotient. `t = bytes / (hbm·efficiency) + launch_us`
+    with two reads of 2 bytes and one write of 1 byte per element."""
+
+    efficiency: float
+    launch_us: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +202,7 @@ class HardwareProfile:
     gemm: GemmConstants
     attention: AttentionConstants
     pointwise: PointwiseConstants
+    quantise: QuantiseConstants
     scan: ScanConstants
     launch: LaunchConstants
     node: NodeConstants

@@ -17,9 +17,11 @@ from planner.hardware import (
     GemmConstants,
     HardwareProfile,
     LaunchConstants,
+    LibraryConstants,
     NodeConstants,
     Points,
     PointwiseConstants,
+    QuantiseConstants,
     ScanConstants,
 )
 
@@ -91,6 +93,9 @@ class _Reader:
                 launch_us=self.number("pointwise.launch_us", 0, 100),
                 cached_rate=self.points("pointwise.cached_rate", 0.05, 5),
             ),
+            quantise=QuantiseConstants(
+                efficiency=self.number("quantise.efficiency", 0.05, 1), launch_us=self.number("quantise.launch_us", 0, 100)
+            ),
             scan=ScanConstants(
                 chunk=int(self.number("scan.chunk", 1, 1e6)),
                 launch_us=self.number("scan.launch_us", 0, 1000),
@@ -136,32 +141,30 @@ class _Reader:
             surface_n=knots[1],
             surface_k=knots[2],
             surface=table,
+            dtype_rate={dtype: self.number(f"gemm.dtype_rate.{dtype}", 0.05, 2) for dtype in self.names("gemm.dtype_rate")},
         )
 
     def attention(self) -> AttentionConstants:
         dims = sorted(int(name.removeprefix("d")) for name in self.names("attention.efficiency"))
-        tiles = tuple(map(float, self.value("attention.tiles")))
-        seqs = tuple(map(float, self.value("attention.seqs")))
-        tables = [self.value(f"attention.efficiency.d{dim}") for dim in dims]
-        for dim, table in zip(dims, tables, strict=True):
-            shaped = len(table) == len(tiles) and all(len(row) == len(seqs) for row in table)
-            if not shaped or not all(0 < x <= 1 for row in table for x in row):
-                raise InputError(
-                    f"hardware profile {self.name}: attention.efficiency.d{dim} is not a table of fractions",
-                    hint=f"It needs {len(tiles)} rows (tiles) of {len(seqs)} numbers (seqs) over 0, at most 1.",
-                )
+        libraries = {
+            name: LibraryConstants(
+                rate=self.number(f"attention.library_rate.{name}", 0.05, 5),
+                start=self.number(f"attention.library_start.{name}", 0, 20),
+                backward_start=self.number(f"attention.library_backward_start.{name}", 0, 20),
+            )
+            for name in self.names("attention.library_rate")
+        }
         return AttentionConstants(
+            multiprocessors=int(self.number("attention.multiprocessors", 1, 1e4)),
             head_dims=tuple(dims),
-            tiles=tiles,
-            seqs=seqs,
-            efficiency=tuple(tables),
-            causal_rate=self.points("attention.causal_rate", 0.05, 1),
-            backward_rate=self.points("attention.backward_rate", 0.05, 1),
-            library=str(self.value("attention.library")),
-            library_rate={
-                name: self.points(f"attention.library_rate.{name}", 0.05, 5) for name in self.names("attention.library_rate")
-            },
+            efficiency=tuple(self.number(f"attention.efficiency.d{dim}", 0.05, 1) for dim in dims),
+            start=tuple(self.number(f"attention.start.d{dim}", 0, 20) for dim in dims),
+            measured_launch_us=self.number("attention.measured_launch_us", 0, 100),
+            measured_passes=self.number("attention.measured_passes", 0, 20),
             backward_flop_factor=self.number("attention.backward_flop_factor", 1, 5),
+            backward_rate=self.number("attention.backward_rate", 0.05, 1),
+            libraries=libraries,
+            library=str(self.value("attention.library")),
             launch_us=self.number("attention.launch_us", 0, 100),
         )
 

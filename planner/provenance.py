@@ -21,8 +21,8 @@ UNMEASURED_PCT = 25.0
 RULES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "matmul": ("smooth roofline times a surface over (m, n, k)", ("gemm.", "clock.sustained")),
     "attention": (
-        "FLOPs over a rate by head dim, tiles and length",
-        ("attention.efficiency", "attention.causal_rate", "attention.backward_rate", "clock.sustained"),
+        "the longest task of a tile of queries, and the others in turns over the multiprocessors",
+        ("attention.efficiency", "attention.backward_rate", "clock.sustained"),
     ),
     "pointwise": ("bytes of a fused group over bandwidth, plus a launch", ("pointwise.efficiency", "pointwise.launch_us")),
     "optimizer": ("bytes of parameters, gradients and state over bandwidth", ("pointwise.efficiency",)),
@@ -94,8 +94,9 @@ def total_error_pct(found: tuple[Price, ...]) -> float:
 
 def _rule(kind: str, hardware: HardwareProfile) -> tuple[str, tuple[str, ...]]:
     rule, prefixes = RULES[kind]
-    library = (f"attention.library_rate.{hardware.attention.library}",) if kind == "attention" else ()
-    return rule, prefixes + library
+    name = hardware.attention.library
+    parts = [f"attention.library_{part}.{name}" for part in ("rate", "start", "backward_start")]
+    return rule, (*prefixes, *(parts if kind == "attention" else ()))
 
 
 def _moved_price(kind: str, across: bool, us: float, hardware: HardwareProfile) -> Price:
@@ -109,16 +110,21 @@ def _moved_price(kind: str, across: bool, us: float, hardware: HardwareProfile) 
 
 
 def _price(kind: str, us: float, rule: str, prefixes: tuple[str, ...], hardware: HardwareProfile) -> Price:
-    constants = {name: c for name, c in hardware.constants.items() if name.startswith(prefixes)}
+    constants = {name: c for name, c in hardware.constants.items() if _is_part(name, prefixes)}
     residuals = [c.residual_pct or 0.0 for c in constants.values()]
     if any(c.kind in ("derived", "guess") and _is_physical(c) for c in constants.values()):
         residuals.append(UNMEASURED_PCT)
     return Price(kind=kind, us=us, rule=rule, error_pct=max(residuals, default=0.0), constants=constants)
 
 
+def _is_part(name: str, of: tuple[str, ...]) -> bool:
+    """Whether a constant is one of these, or belongs to one: names are dotted."""
+    return any(name == prefix or name.startswith(f"{prefix.removesuffix('.')}.") for prefix in of)
+
+
 def _is_physical(constant: Constant) -> bool:
     """Not merely where a table has its entries, or a name."""
-    return constant.unit.startswith(("fraction", "us", "(", "bytes", "FLOP", "log", "exponent"))
+    return constant.unit.startswith(("fraction", "us", "(", "blocks", "bytes", "FLOP", "log", "exponent"))
 
 
 def _kind(key: str) -> str:

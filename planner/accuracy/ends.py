@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from planner.accuracy.facts import of_memory, of_ranked, of_run
 from planner.accuracy.rows import Fields, Scored, Skip, counts, needed, number
 from planner.accuracy.runs import Run, run_of, vtrain_run
 from planner.accuracy.steps import GPUS_PER_NODE, Predictor
@@ -13,7 +14,7 @@ STEP_COLUMNS = ("gpu", "gpus", "layers", "hidden", "heads", "seq")
 STEP_OPTIONAL = (
     "row_id", "source_url", "group", "framework", "model", "arch", "params_B", "ffn", "kv_heads", "vocab", "dp", "fsdp", "tp",
     "sp", "cp", "pp", "zero", "micro_batch", "global_batch", "grad_accum", "precision", "ac_policy", "compile", "step_time_s",
-    "tokens_per_s_per_gpu", "reliability",
+    "tokens_per_s_per_gpu", "reliability", "note",
 )  # fmt: skip
 VTRAIN_COLUMNS = (
     "gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq", "tp", "dp", "pp", "iter_ms",
@@ -37,7 +38,9 @@ def score_step(predictor: Predictor, row: Fields) -> Scored:
         measured = measured_us(row, run)
         if measured is None:
             raise Skip("no time stated")
-        return replace(scored, measured=measured, predicted=predictor.step_us(run))
+        run = predictor.settled(run)
+        known = of_run(row, run, predictor.profile(run))
+        return replace(scored, measured=measured, predicted=predictor.step_us(run), facts=known)
     except Skip as skip:
         return replace(scored, skipped=str(skip))
 
@@ -62,12 +65,14 @@ def score_vtrain(predictor: Predictor, row: Fields) -> Scored:
     label = f"hidden {row['hidden']} layers {row['layers']} batch {batch} tp {row['tp']} dp {row['dp']}"
     category = f"step time of plans to rank, {'several nodes' if gpus > GPUS_PER_NODE else 'one node'}"
     try:
-        predicted = predictor.step_us(vtrain_run(row))
+        run = vtrain_run(row)
+        predicted, known = predictor.step_us(run), of_ranked(run, predictor.profile(run))
     except Skip as skip:
         return Scored(category=category, source=family, label=label, measured=measured * 1e3, skipped=str(skip))
     return Scored(
-        category=category, source=family, label=label, measured=measured * 1e3, predicted=predicted, group=f"{category}: {group}"
-    )
+        category=category, source=family, label=label, measured=measured * 1e3, predicted=predicted, facts=known,
+        group=f"{category}: {group}",
+    )  # fmt: skip
 
 
 def score_memory_row(predictor: Predictor, model: Fields | None, row: Fields) -> Scored:
@@ -80,7 +85,9 @@ def score_memory_row(predictor: Predictor, model: Fields | None, row: Fields) ->
         scored = replace(scored, measured=needed(row, "memory_GiB")[0])
         if model is None:
             raise Skip("sizes of the model are not stated")
-        memory = predictor.memory(run_of(model))
+        run = predictor.settled(run_of(model))
+        memory = predictor.memory(run)
+        scored = replace(scored, facts=of_memory(row, run))
     except Skip as skip:
         return replace(scored, skipped=str(skip))
     found = memory.allocated_bytes if "allocated" in row["note"].lower() else memory.cached_bytes

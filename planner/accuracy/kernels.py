@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from planner.accuracy import facts
 from planner.accuracy.labels import profile_for
 from planner.accuracy.rows import Fields, Scored, Skip, needed, read_csv
 from planner.costing.compute import Kernels
@@ -25,8 +26,8 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "floa
 
 Column = np.ndarray
 Columns = Mapping[str, Column]
-Prices = Callable[[list[Fields], Columns], tuple[Column, np.ndarray]]
-"""Rows and their numbers -> µs and category of each."""
+Prices = Callable[[list[Fields], Columns], tuple[Column, np.ndarray, list[facts.Facts]]]
+"""Rows and their numbers -> µs, category and facts of each."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +57,17 @@ class _Table:
                 of[name].append(value)
         try:
             columns = {name: np.array(values) for name, values in of.items()}
-            us, categories = prices()(good, columns)
+            us, categories, known = prices()(good, columns)
         except Skip as skip:
             yield from (self._skipped(row, str(skip)) for row in good)
             return
         except PlannerError as error:
             yield from (self._skipped(row, error.message) for row in good)
             return
-        for row, measured, predicted, category in zip(good, columns[self.measured], us, categories, strict=True):
+        for row, measured, predicted, category, said in zip(good, columns[self.measured], us, categories, known, strict=True):
             yield Scored(
                 category=str(category), source=self.family(row), label=self.label(row), measured=float(measured),
-                predicted=float(predicted),
+                predicted=float(predicted), facts=said,
             )  # fmt: skip
 
     def _skipped(self, row: Fields, reason: str) -> Scored:
@@ -75,7 +76,7 @@ class _Table:
 
 
 def score_gemm(path: Path, match: re.Match[str]) -> Iterator[Scored]:
-    """`x[m,k] · W[n,k]ᵀ`. Rows of fp8 include the quantisation of x: one pass that reads two bytes and writes one."""
+    """`x[m,k] · W[n,k]ᵀ`. Rows of fp8 include the quantisation of x."""
     gpu, dtype = match[1], match[2]
 
     def prices() -> Prices:
@@ -83,11 +84,12 @@ def score_gemm(path: Path, match: re.Match[str]) -> Iterator[Scored]:
             raise Skip(f"no matmuls of {dtype}")
         kernels, fp8 = Kernels(profile_for(gpu), sustained=False), dtype == "fp8"
 
-        def us(rows: list[Fields], of: Columns) -> tuple[Column, np.ndarray]:
+        def us(rows: list[Fields], of: Columns) -> tuple[Column, np.ndarray, list[facts.Facts]]:
             dims = {"batch": np.ones(len(rows)), "m": of["m"], "n": of["n"], "k": of["k"]}
             shape = KernelShapes("gemm", dims, dtype=DTYPES[dtype], out_dtype="bfloat16" if fp8 else DTYPES[dtype])
             us = kernels.us(shape, NO_TRAFFIC) + (quantise_us(kernels, of["m"], of["k"]) if fp8 else 0.0)
-            return us, np.where(of["m"] >= 128, f"gemm {dtype}, m >= 128", f"gemm {dtype}, m < 128")
+            categories = np.where(of["m"] >= 128, f"gemm {dtype}, m >= 128", f"gemm {dtype}, m < 128")
+            return us, categories, facts.of_gemm(kernels.hardware, dtype, of)
 
         return us
 
@@ -100,10 +102,8 @@ def score_gemm(path: Path, match: re.Match[str]) -> Iterator[Scored]:
 
 
 def quantise_us(prices: Kernels, m: Column, k: Column) -> Column:
-    """Two passes over the activations: the largest value, then the quotient. Not fused with anything."""
-    read = KernelShapes("pointwise", {"operand_bytes": (2 * m * k)[:, None], "output_bytes": np.zeros((len(m), 1))})
-    write = KernelShapes("pointwise", {"operand_bytes": (2 * m * k)[:, None], "output_bytes": (m * k)[:, None]})
-    return prices.us(read, Traffic((1.0,), (1.0,), 2)) + prices.us(write, Traffic((1.0,), (1.0,), 2))
+    rule = prices.hardware.quantise
+    return 5 * m * k / (prices.hardware.hbm_bytes_per_s * rule.efficiency) * 1e6 + rule.launch_us
 
 
 def _attention_kernel(of: Mapping[str, Column], causal: bool, backward: bool, library: str) -> KernelShapes:
@@ -119,9 +119,10 @@ def score_attention(path: Path, match: re.Match[str]) -> Iterator[Scored]:
     def prices() -> Prices:
         kernels = Kernels(profile_for(gpu), sustained=False)
 
-        def us(rows: list[Fields], of: Columns) -> tuple[Column, np.ndarray]:
+        def us(rows: list[Fields], of: Columns) -> tuple[Column, np.ndarray, list[facts.Facts]]:
             kernel = _attention_kernel({**of, "heads": of["q_heads"]}, True, False, "trtllm")
-            return kernels.us(kernel, NO_TRAFFIC), np.where(of["seq"] >= 1024, "attention, seq >= 1024", "attention, seq < 1024")
+            categories = np.where(of["seq"] >= 1024, "attention, seq >= 1024", "attention, seq < 1024")
+            return kernels.us(kernel, NO_TRAFFIC), categories, facts.of_attention(kernels.hardware, of)
 
         return us
 
@@ -152,7 +153,10 @@ def score_attention_figure(row: Fields) -> Scored:
         raise Skip(f"phase {row['phase']!r} is unknown")
     label = f"{row['library']} {row['phase']} seq {seq:g} d{head_dim:g} {'causal' if causal else 'full'}"
     category = "attention by library"
-    return Scored(category=category, source=row["library"], label=label, measured=flops / rate / 1e6, predicted=total)
+    return Scored(
+        category=category, source=row["library"], label=label, measured=flops / rate / 1e6, predicted=total,
+        facts=facts.of_library(prices.hardware, row["library"]),
+    )  # fmt: skip
 
 
 def score_memory(path: Path, match: re.Match[str]) -> Iterator[Scored]:
@@ -162,11 +166,12 @@ def score_memory(path: Path, match: re.Match[str]) -> Iterator[Scored]:
     def prices() -> Prices:
         kernels = Kernels(profile_for(gpu))
 
-        def us(rows: list[Fields], of: Columns) -> tuple[Column, np.ndarray]:
+        def us(rows: list[Fields], of: Columns) -> tuple[Column, np.ndarray, list[facts.Facts]]:
             size = of["bytes_read_plus_written"]
             kernel = KernelShapes("pointwise", {"output_bytes": size[:, None]}, fields={"repeated": True})
             us = kernels.us(kernel, Traffic((), (1.0,), 1))
-            return us, np.where(size >= 64e6, "pointwise, >= 64 MB", "pointwise, < 64 MB")
+            categories = np.where(size >= 64e6, "pointwise, >= 64 MB", "pointwise, < 64 MB")
+            return us, categories, facts.of_bytes(kernels.hardware, size)
 
         return us
 
@@ -192,7 +197,8 @@ def score_scan(path: Path, match: re.Match[str]) -> Iterator[Scored]:
         try:
             (measured,) = needed(row, "latency_us")
             kernel = _convolution(row) if conv else _scan(row)
-            yield replace(scored, measured=measured, predicted=float(prices.us(kernel, NO_TRAFFIC)[0]))
+            known = facts.of_scan(row, prices.hardware)
+            yield replace(scored, measured=measured, predicted=float(prices.us(kernel, NO_TRAFFIC)[0]), facts=known)
         except Skip as skip:
             yield replace(scored, skipped=str(skip))
 

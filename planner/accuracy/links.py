@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from planner.accuracy.facts import of_collective
 from planner.accuracy.labels import profile_for
 from planner.accuracy.rows import Fields, Scored, Skip, count, counts, needed
 from planner.costing.collective import GroupCurves, GroupShape, group_curves
@@ -41,7 +42,11 @@ class CollectiveScorer:
             category=f"collectives {where}, {how}", source=row["source_url"] or "unnamed source", label=label, measured=us
         )
         try:
-            return replace(scored, predicted=self.us(row, nodes, ranks, size))
+            predicted = self.us(row, nodes, ranks, size)
+            shape = GroupShape(ranks, nodes, ranks // nodes)
+            profile, _ = self._curves(row["gpu"], row["fabric"] if nodes > 1 else "", shape)
+            known = of_collective(row, profile, shape, bool(FROM_THE_HOST.search(row["variant"])))
+            return replace(scored, predicted=predicted, facts=known)
         except Skip as skip:
             return replace(scored, skipped=str(skip))
 

@@ -27,6 +27,8 @@ TARGETS_PCT: Mapping[str, float] = {
 """Mean absolute error in % aimed at, as mean over sources."""
 WORST = 10
 FEWEST_PLANS = 4
+FEWEST_ROWS, MORE, MOST_TOLD = 3, 1.25, 3
+"""Of facts: rows that have one, how much more they err, facts told per category."""
 TAU_TARGET, REGRET_TARGET_PCT = 0.8, 3.0
 
 
@@ -156,6 +158,40 @@ def worst(rows: Iterable[Scored], category: str, count: int = WORST) -> list[Sco
     return sorted(mine, key=lambda row: -abs(row.error))[:count]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Telling:
+    """A fact whose rows err more than those without it: mean errors in %."""
+
+    category: str
+    fact: str
+    rows: int
+    with_pct: float
+    without_pct: float
+
+
+def telling(rows: Iterable[Scored], category: str) -> list[Telling]:
+    """What the worst rows of a category have in common, most telling first: facts of at least FEWEST_ROWS rows that err MORE
+    times as much as the others."""
+    mine = [row for row in rows if row.category == category and row.predicted is not None]
+    errors = np.array([abs(row.error) * 100 for row in mine])
+    found = []
+    for fact in dict.fromkeys(fact for row in mine for fact in row.facts):
+        has = np.array([fact in row.facts for row in mine])
+        if FEWEST_ROWS <= has.sum() < len(mine):
+            with_it, without = float(errors[has].mean()), float(errors[~has].mean())
+            if with_it > MORE * without:
+                found.append(
+                    Telling(
+                        category=category,
+                        fact=fact,
+                        rows=int(has.sum()),
+                        with_pct=round(with_it, 1),
+                        without_pct=round(without, 1),
+                    )
+                )
+    return sorted(found, key=lambda one: -one.rows * (one.with_pct - one.without_pct))
+
+
 def skip_reasons(rows: Iterable[Scored]) -> list[tuple[str, str, int]]:
     """(category, reason, rows), most frequent first."""
     counts = Counter((row.category, row.skipped) for row in rows if row.skipped)
@@ -174,8 +210,13 @@ def as_text(
     lines = [*_table(table), *map(_ranked, rankings(rows))]
     for line in table:
         for row in worst(rows, line.category, worst_rows):
+            why = f" [{'; '.join(row.facts)}]" if row.facts else ""
             lines.append(
-                f"worst {line.category}: {row.label}: {row.measured:.4g} -> {row.predicted:.4g} ({100 * row.error:+.0f} %)"
+                f"worst {line.category}: {row.label}: {row.measured:.4g} -> {row.predicted:.4g} ({100 * row.error:+.0f} %){why}"
+            )
+        for one in telling(rows, line.category)[:MOST_TOLD]:
+            lines.append(
+                f"why {line.category}: {one.rows} rows with '{one.fact}' err {one.with_pct:g} %, the others {one.without_pct:g} %"
             )
     for category, reason, count in skip_reasons(rows):
         lines.append(f"skipped {count} of {category}: {reason}")
@@ -213,11 +254,19 @@ def as_json(rows: tuple[Scored, ...], unknown_files: Iterable[str], unreadable: 
         "rankings": [{**asdict(found), "passes": found.passes} for found in rankings(rows)],
         "worst": {
             line.category: [
-                {"label": r.label, "source": r.source, "measured": r.measured, "predicted": r.predicted, "error": r.error}
+                {
+                    "label": r.label,
+                    "source": r.source,
+                    "measured": r.measured,
+                    "predicted": r.predicted,
+                    "error": r.error,
+                    "facts": list(r.facts),
+                }
                 for r in worst(rows, line.category)
             ]
             for line in table
         },
+        "why": [asdict(one) for line in table for one in telling(rows, line.category)],
         "skipped": [{"category": c, "reason": r, "rows": n} for c, r, n in skip_reasons(rows)],
         "failed": [{"category": c, "row": label, "error": error} for c, label, error in failures(rows)],
         "unknown_files": list(unknown_files),

@@ -25,6 +25,7 @@ class Scored:
         source: the unit of cross-validation: rows of one source are near copies of each other.
         label: the row in a reader's words.
         group: rows that are plans of one and the same work, for ranking; "" for none.
+        facts: what is known or assumed about the row that may explain its error (`facts.py`).
     """
 
     category: str
@@ -35,6 +36,7 @@ class Scored:
     skipped: str = ""
     failed: str = ""
     group: str = ""
+    facts: tuple[str, ...] = ()
 
     @property
     def error(self) -> float:

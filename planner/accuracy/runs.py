@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from planner.accuracy.labels import profile_name
 from planner.accuracy.rows import Fields, Skip, count, counts, needed, number
+from planner.hardware import load_profile
+from planner.hardware_changes import HIGHEST, LOWEST
 from planner.mesh import Mesh
 from planner.recipes import Recipe
 
@@ -29,6 +31,10 @@ CLOSE = 0.03
 """Sources round their numbers of parameters."""
 FREES_ROOT = re.compile(r"max|pax|jax|SimpleFSDP|autoparallel", re.IGNORECASE)
 """Ways to shard parameters that do not keep those outside the layers, as FSDP 1 and 2 do."""
+NETWORK_NOTE = re.compile(r"(\d+(?:\.\d+)?) ?(?:Gb/s|Gbps)(?: per node| node-node)", re.IGNORECASE)
+"""What a node has towards others, all cards together."""
+FSDP_1 = re.compile(r"fsdp ?1|llm-foundry|composer", re.IGNORECASE)
+"""Sums gradients in the dtype of computing unless told otherwise (`reduce_dtype` of torch.distributed.fsdp.MixedPrecision)."""
 MASTER = re.compile(r"fp32 (grad|master)", re.IGNORECASE)
 """Precisions with parameters in bf16, and fp32 copies of them in the optimizer."""
 
@@ -39,7 +45,7 @@ class Run:
 
     `zero` 1 or 2: parameters whole, optimizer state split over the data ranks. `attention` is its library, "" for the usual one.
     `hides_exchanges`: activations are exchanged beside the products that make them. `has_master`: see MASTER.
-    `keeps_root`: parameters outside the layers stay gathered for the whole step.
+    `narrow_sums`: gradients are summed in 16 bits. `keeps_root`: parameters outside the layers stay gathered for the whole step.
     """
 
     model: str
@@ -57,6 +63,7 @@ class Run:
     hides_exchanges: bool = False
     has_master: bool = False
     keeps_root: bool = False
+    narrow_sums: bool = False
 
     @property
     def data_ranks(self) -> int:
@@ -90,11 +97,12 @@ def run_of(row: Fields) -> Run:
     mesh, recipes = parallelism(dp, fsdp, tp, row.get("sp", "").lower() not in NO)
     compiled = row.get("compile", "").lower() in YES or bool(COMPILED_FRAMEWORKS.search(row.get("framework", "")))
     return Run(
-        model=decoder_name(row), layers=layers, seq=seq, hardware=profile_name(row["gpu"]), mesh=mesh, recipes=recipes,
+        model=decoder_name(row), layers=layers, seq=seq, hardware=_hardware(row), mesh=mesh, recipes=recipes,
         batch=micro_batch * dp * fsdp, accumulation=accumulation, checkpoint=POLICIES[row["ac_policy"].lower()],
         compiled=compiled, zero=int(number(row, "zero") or 0),
         attention=_library(row), hides_exchanges=bool(SPLITS_PRODUCTS.search(row.get("framework", ""))),
         has_master=bool(MASTER.search(row["precision"])),
+        narrow_sums=fsdp > 1 and bool(FSDP_1.search(row.get("framework", ""))),
         keeps_root=fsdp > 1 and not FREES_ROOT.search(row.get("framework", "") + row.get("compile", "")),
     )  # fmt: skip
 
@@ -125,6 +133,17 @@ def _batches(row: Fields, ranks: int) -> tuple[int, int]:
     if rest or not accumulation or not micro_batch:
         raise Skip("global batch is no multiple of the micro batches")
     return micro_batch, accumulation
+
+
+def _hardware(row: Fields) -> str:
+    """The profile, with the bandwidth between nodes that the row notes."""
+    name = profile_name(row["gpu"])
+    noted = NETWORK_NOTE.search(row.get("note", ""))
+    if noted is None:
+        return name
+    profile = load_profile(name)
+    factor = float(noted[1]) * 1e9 / 8 / profile.gpus_per_node / profile.fabric.nic_bytes_per_s
+    return name if abs(factor - 1) < CLOSE or not LOWEST <= factor <= HIGHEST else f"{name}@network={factor:.6g}"
 
 
 def _library(row: Fields) -> str:

@@ -218,7 +218,8 @@ def _solved(graph: JointGraph, run: Run, profile: HardwareProfile) -> Plan:
 
 def as_described(found: Described, run: Run, profile: HardwareProfile) -> Actions:
     """The exported step with what the framework of the run does differently."""
-    actions = described.bundled(found.actions, mesh_collectives(profile, run.mesh, GPUS_PER_NODE))
+    actions = described.narrow_sums(found.actions) if run.narrow_sums else found.actions
+    actions = described.bundled(actions, mesh_collectives(profile, run.mesh, GPUS_PER_NODE))
     if run.hides_exchanges:
         actions = described.pipelined(actions)
     if run.zero in (1, 2) and not run.shards_parameters:

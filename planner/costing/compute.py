@@ -1,6 +1,6 @@
 """Time of local kernels: kind and local dims of every strategy -> µs, by the rules of a hardware profile.
 
-Matmuls are read from a grid (`costing/gemm.py`), attention from a table of rates, pointwise groups from their bytes.
+Matmuls are read from a grid (`costing/gemm.py`), attention is counted in tasks, pointwise groups from their bytes.
 
 Assumed and not measured: gradients of matmuls (other memory layouts) cost like the forward one; fp32 reaches the same fraction
 of its own peak as bf16 (plain fp32 units, never TF32); attention in a dtype without a fused kernel costs as if it had one.
@@ -20,7 +20,10 @@ from planner.hardware import AttentionConstants, HardwareProfile, Points
 from planner.strategy import KernelShapes
 from planner.units import ITEMSIZE
 
-QUERY_TILE_ROWS = 128
+TILE = 128
+"""Rows of queries, and of keys, that attention works on at once."""
+WIDE = 128
+"""Head dim of the blocks that the start of a task is counted in."""
 MATH = "math"
 """Library name for attention without a fused kernel."""
 
@@ -66,26 +69,39 @@ def _gemm(prices: Kernels, kernel: KernelShapes, traffic: Traffic) -> np.ndarray
 
 
 def _attention(prices: Kernels, kernel: KernelShapes, traffic: Traffic) -> np.ndarray:
-    """FLOPs over a tabulated rate; never faster than reading and writing its operands once."""
+    """The longest task, the others in turns (`AttentionConstants`); never faster than reading and writing its operands once."""
     names = ("batch", "heads", "kv_heads", "seq_q", "seq_k", "head_dim")
     b, h, kv, seq_q, seq_k, d = (np.asarray(kernel.dims[name], np.float64) for name in names)
     causal, backward = bool(kernel.fields["causal"]), bool(kernel.fields["backward"])
     hardware, rule = prices.hardware, prices.hardware.attention
-    library = str(kernel.fields.get("library", rule.library)).lower()
-    if library == MATH:
+    name = str(kernel.fields.get("library", rule.library)).lower()
+    if name == MATH:
         return _attention_in_parts(prices, kernel)
-    rate = _attention_efficiency(rule, d, b * h * seq_q / QUERY_TILE_ROWS, seq_k)
-    flops = 4 * b * h * seq_q * seq_k * d * (0.5 if causal else 1.0)
-    tensors = 2 * b * (h * seq_q + kv * seq_k) * d
-    if library in rule.library_rate:
-        rate = np.minimum(rate * _at(rule.library_rate[library], seq_k), 1.0)
-    if not causal:
-        rate = np.minimum(rate / _at(rule.causal_rate, seq_k), 1.0)
+    library = rule.libraries.get(name)
+    peak = hardware.peak(kernel.dtype) * prices.clock / 1e6 * (library.rate if library else 1.0)
     if backward:
-        rate, flops, tensors = rate * _at(rule.backward_rate, seq_k), flops * rule.backward_flop_factor, 2 * tensors
-    compute_us = flops / (hardware.peak(kernel.dtype) * rate * prices.clock) * 1e6
-    memory_us = tensors * _itemsize(kernel.dtype) / (hardware.hbm_bytes_per_s * hardware.pointwise.efficiency) * 1e6
+        peak = peak * rule.backward_rate / rule.backward_flop_factor
+    start = np.asarray(library.backward_start if backward else library.start) if library else _by_head_dim(rule, rule.start, d)
+    start_us, block_us = start * _block_us(rule, np.array(float(WIDE)), peak), _block_us(rule, d, peak)
+    tiles, blocks = np.maximum(seq_q / TILE, 1.0), np.maximum(seq_k / TILE, 1.0)
+    longest = start_us + block_us * blocks
+    mean = start_us + block_us * ((blocks + 1) / 2 if causal else blocks)
+    compute_us = longest + np.maximum(b * h * tiles / rule.multiprocessors - 1, 0.0) * mean
+    itemsize, bandwidth = _itemsize(kernel.dtype), hardware.hbm_bytes_per_s / 1e6
+    tensors = b * (h * seq_q + kv * seq_k) * d * itemsize
+    if library is None and not backward:
+        return compute_us + rule.measured_passes * tensors / bandwidth + rule.measured_launch_us
+    memory_us = (4 if backward else 2) * tensors / (bandwidth * hardware.pointwise.efficiency)
     return np.maximum(compute_us, memory_us) + rule.launch_us
+
+
+def _block_us(rule: AttentionConstants, head_dim: np.ndarray, peak: float) -> np.ndarray:
+    """Both products of a tile of queries with as many keys, on one multiprocessor; `peak` of all of them in FLOP/µs."""
+    return 4 * TILE**2 * head_dim * rule.multiprocessors / (peak * _by_head_dim(rule, rule.efficiency, head_dim))
+
+
+def _by_head_dim(rule: AttentionConstants, values: tuple[float, ...], head_dim: np.ndarray) -> np.ndarray:
+    return np.asarray(np.interp(np.log(head_dim), np.log(rule.head_dims), values))
 
 
 def _attention_in_parts(prices: Kernels, kernel: KernelShapes) -> np.ndarray:
@@ -98,25 +114,6 @@ def _attention_in_parts(prices: Kernels, kernel: KernelShapes) -> np.ndarray:
     rule = prices.hardware.pointwise
     moved = b * h * seq_q * seq_k * passes / (rule.efficiency * prices.hardware.hbm_bytes_per_s) * 1e6 + 2 * rule.launch_us
     return (into_scores + from_scores) * (2 if kernel.fields["backward"] else 1) + moved
-
-
-def _attention_efficiency(rule: AttentionConstants, head_dim: np.ndarray, tiles: np.ndarray, seq: np.ndarray) -> np.ndarray:
-    """Linear in the logs of head dim, tiles and sequence; flat outside the table."""
-    table = np.log(np.array(rule.efficiency))
-    places = [_place(rule.head_dims, head_dim), _place(rule.tiles, tiles), _place(rule.seqs, seq)]
-    total = np.zeros(np.broadcast(head_dim, tiles, seq).shape)
-    for corner in np.ndindex(2, 2, 2):
-        at = tuple(low + side for (low, _), side in zip(places, corner, strict=True))
-        weight = np.prod([share if side else 1 - share for (_, share), side in zip(places, corner, strict=True)], axis=0)
-        total = total + weight * table[at]
-    return np.exp(total)
-
-
-def _place(knots: tuple[float, ...], x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Number of the knot below, and how far x is to the next one (0 to 1), in logs."""
-    at = np.interp(np.log(np.maximum(x, 1e-9)), np.log(knots), np.arange(len(knots)))
-    low = np.minimum(at.astype(int), len(knots) - 2)
-    return low, at - low
 
 
 def _at(points: Points, x: np.ndarray) -> np.ndarray:

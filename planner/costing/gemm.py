@@ -60,7 +60,8 @@ def gemm_grid(hardware: HardwareProfile, dtype: str, itemsize: int, out_itemsize
     """The grid for operands of `dtype`. Raises UnknownHardwareError if the profile states no peak for it."""
     m, n, k = np.meshgrid(*[2.0 ** np.arange(OCTAVES)] * 3, indexing="ij", sparse=True)
     flops, size = 2 * m * n * k, itemsize * (m * k + k * n) + out_itemsize * m * n
-    us = roofline_us(hardware.gemm, flops, size, hardware.peak(dtype) * clock, hardware.hbm_bytes_per_s)
+    peak = hardware.peak(dtype) * clock * hardware.gemm.dtype_rate.get(dtype, 1.0)
+    us = roofline_us(hardware.gemm, flops, size, peak, hardware.hbm_bytes_per_s)
     us = (us + hardware.gemm.launch_us) * np.exp(surface(hardware.gemm))
     least = np.maximum(flops / hardware.peak(dtype), size / hardware.hbm_bytes_per_s) * 1e6
     return GemmGrid(np.maximum(lawful(np.log(us)), np.log(least)), itemsize, out_itemsize, hardware.hbm_bytes_per_s / 1e6)

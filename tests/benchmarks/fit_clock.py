@@ -17,6 +17,8 @@ from planner.accuracy.planned import rare_collections
 from planner.accuracy.rows import Skip, read_csv
 from planner.accuracy.runs import Run, run_of
 from planner.accuracy.steps import Predictor
+from planner.hardware import load_profile
+from planner.hardware_changes import split_name
 
 CLOCKS = np.round(np.arange(0.60, 1.001, 0.02), 2)
 ROWS_PER_SOURCE = 12
@@ -51,7 +53,7 @@ def _fit(folder: Path) -> None:
                 measured = measured_us(row, run)
                 if measured is None:
                     continue
-                mine = found.setdefault(run.hardware, {}).setdefault(row["group"], [])
+                mine = found.setdefault(split_name(run.hardware)[0], {}).setdefault(row["group"], [])
                 if len(mine) < ROWS_PER_SOURCE:
                     mine.append(errors_of(run, measured, predictor))
             except Skip:
@@ -63,9 +65,11 @@ def _fit(folder: Path) -> None:
 def report(hardware: str, errors: Errors) -> None:
     means = {source: rows.mean(0) for source, rows in errors.items()}
     best = CLOCKS[np.mean(list(means.values()), axis=0).argmin()]
-    print(f"# {hardware}: clock {best:.2f} fits best over {len(means)} sources")
+    now = int(np.abs(CLOCKS - load_profile(hardware).sustained_clock).argmin())
+    print(f"# {hardware}: clock {best:.2f} fits best over {len(means)} sources; the profile's is {CLOCKS[now]:.2f}")
     for source, mine in means.items():
         others = [curve for other, curve in means.items() if other != source]
         chosen = int(np.mean(others, axis=0).argmin()) if others else int(mine.argmin())
         how = f"left out (clock {CLOCKS[chosen]:.2f})" if others else "in sample: the only source"
-        print(f"#   {source}: {100 * mine[chosen]:.1f} % {how}, {len(errors[source])} rows")
+        present = f"{100 * mine[now]:.1f} % at the profile's"
+        print(f"#   {source}: {100 * mine[chosen]:.1f} % {how}, {present}, {len(errors[source])} rows")

@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from planner.accuracy.kernels import quantise_us
+from planner.costing.compute import Kernels
 from planner.costing.gemm import gemm_grid, roofline_us
-from planner.hardware import GemmConstants, HardwareProfile, load_profile
-from tests.benchmarks.fitting import bends, emit, family_folds, hats, least_squares, left_out, simplex
+from planner.hardware import GemmConstants, HardwareProfile, QuantiseConstants, load_profile
+from tests.benchmarks.fitting import bends, emit, family_folds, gauss_newton, hats, least_squares, left_out, simplex
 
 M = [1.0, 16, 64, 128, 256, 512, 1024, 2048, 4096, 32768]
 N = K = [32.0, 128, 512, 1024, 2048, 4096, 8192, 16384, 65536]
@@ -84,3 +86,32 @@ def fit_gemm(folder: Path) -> None:
         emit(f"gemm.surface.{dim}", [int(x) for x in knots], "elements", "where the table of log residuals has its entries")
     unit = "log of measured over roofline, [m][n][k]"
     emit("gemm.surface.log_residual", rule.surface, unit, source, residual=residual, rows=count, extent=extent)
+
+
+def fit_fp8(folder: Path) -> None:
+    """What products in fp8 lose against bf16, and the quantisation of their left operand, which is in the measured time."""
+    hardware = load_profile("h100_sxm")
+    table = pd.read_csv(folder / "gemm_h100_fp8.csv")
+    m, n, k, us = (table[c].to_numpy(float) for c in ("m", "n", "k", "latency_us"))
+
+    def predict(x: np.ndarray, at: np.ndarray) -> np.ndarray:
+        rate, efficiency, launch = map(float, np.exp(x))
+        rule = replace(hardware.gemm, dtype_rate={"float8_e4m3fn": rate})
+        quantise = QuantiseConstants(efficiency=efficiency, launch_us=launch)
+        prices = Kernels(replace(hardware, gemm=rule, quantise=quantise), sustained=False)
+        product = prices.grid("float8_e4m3fn", "bfloat16").us(np.ones(1), m[at], n[at], k[at])
+        return product + quantise_us(prices, m[at], k[at])
+
+    def fit(at: np.ndarray) -> np.ndarray:
+        return gauss_newton(lambda x: np.log(predict(x, at) / us[at]), np.log([0.95, 0.65, 9.5]), steps=5)
+
+    error = left_out(family_folds(table.n, table.k), lambda at: partial(predict, fit(at)), us) * 100
+    kept = m >= 128
+    print(f"# gemm fp8 left out by (n, k): {error[kept].mean():.1f} % at m >= 128, {error[~kept].mean():.1f} % below")
+    source = "aiconfigurator at 095f58a51, systems/data/h100_sxm/gemm/trtllm/1.3.0rc20"
+    extent = "fp8 with quantisation of the activations, m 1 to 32768, n and k 32 to 65536; residual at m >= 128"
+    names = ("gemm.dtype_rate.float8_e4m3fn", "quantise.efficiency", "quantise.launch_us")
+    units = ("(rate / rate of bf16, as fractions of their peaks)", "fraction of datasheet", "us")
+    for name, unit, value in zip(names, units, np.exp(fit(us > 0)), strict=True):
+        residual = float(error[kept].mean())
+        emit(name, round(float(value), 3), unit, source, residual=residual, rows=len(us), extent=extent)

@@ -17,7 +17,7 @@ from pathlib import Path
 from planner.hardware import load_profile
 from tests.benchmarks.fit_clock import fit_clocks
 from tests.benchmarks.fit_collectives import FAMILIES, fit_fabric, fit_node
-from tests.benchmarks.fit_gemm import fit_gemm
+from tests.benchmarks.fit_gemm import fit_fp8, fit_gemm
 from tests.benchmarks.fit_host import fit_host
 from tests.benchmarks.fit_kernels import fit_attention, fit_pointwise
 
@@ -37,7 +37,7 @@ def fit_fabrics(folder: Path) -> None:
 
 FITS: Mapping[str, Callable[[Path], None]] = {
     "gemm": fit_gemm, "attention": fit_attention, "pointwise": fit_pointwise, "nodes": fit_nodes, "fabrics": fit_fabrics,
-    "clocks": fit_clocks, "host": fit_host,
+    "clocks": fit_clocks, "fp8": fit_fp8, "host": fit_host,
 }  # fmt: skip
 
 

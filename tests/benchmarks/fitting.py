@@ -54,6 +54,26 @@ def least_squares(design: np.ndarray, target: np.ndarray, penalty: np.ndarray | 
     return found
 
 
+def gauss_newton(residuals: Callable[[np.ndarray], np.ndarray], start: np.ndarray, steps: int = 40) -> np.ndarray:
+    """Damped Gauss-Newton, reweighted towards least absolute residuals; ends where no step helps."""
+    found, damping = start, 1e-2
+    now = residuals(found)
+    for _ in range(steps):
+        weight = 1 / np.maximum(np.abs(now), 0.02)
+        slopes = np.stack([(residuals(found + 1e-5 * row) - now) / 1e-5 for row in np.eye(len(found))], 1)
+        square, pull = slopes.T @ (slopes * weight[:, None]), slopes.T @ (weight * now)
+        for _ in range(8):
+            step = np.linalg.solve(square + damping * np.diag(np.diag(square) + 1e-9), -pull).clip(-0.5, 0.5)
+            then = residuals(found + step)
+            if np.abs(then).mean() < np.abs(now).mean():
+                found, now, damping = found + step, then, damping / 3
+                break
+            damping *= 4
+        else:
+            break
+    return found
+
+
 def simplex(loss: Callable[[np.ndarray], float], start: np.ndarray, steps: int) -> np.ndarray:
     """Nelder-Mead, enough for four parameters."""
     points = [start] + [start * (1 + 0.1 * row) for row in np.eye(len(start))]

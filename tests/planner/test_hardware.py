@@ -120,7 +120,7 @@ def _set(content: dict[str, Any], key: str, value: Any) -> None:
         ("memory.hbm_bytes_per_s.value", 3.35, "memory.hbm_bytes_per_s is 3.35"),
         ("gemm.launch_us.value", "fast", "gemm.launch_us is 'fast'"),
         ("fabric.start_up.all_reduce.value", [[8, 1.0], [4, 1.0]], "fabric.start_up.all_reduce is not a curve"),
-        ("attention.efficiency.d64.value", [[0.5]], "attention.efficiency.d64 is not a table"),
+        ("attention.efficiency.d64.value", 1.5, "attention.efficiency.d64 is 1.5"),
         ("gemm.sharpness.colour", "red", "gemm.sharpness has unknown fields colour"),
         ("schema", 99, "schema is 99"),
         ("title", "", "name or title is missing"),

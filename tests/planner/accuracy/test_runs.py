@@ -6,6 +6,7 @@ import pytest
 
 from planner.accuracy import described
 from planner.accuracy.deep_memory import other_state
+from planner.accuracy.facts import of_run
 from planner.accuracy.rescale import GROUPED, PLAIN, Sizes, at_sizes, parsed
 from planner.accuracy.rows import Skip
 from planner.accuracy.runs import Run, parallelism, run_of, vtrain_run
@@ -17,6 +18,7 @@ from planner.costing.timeline import simulate
 from planner.graph import FORWARD, ModelRequest
 from planner.hardware import load_profile
 from planner.pipeline import trace
+from planner.schedule import Part
 
 SMALL = "decoder[dim=256,heads=8,kv_heads=8,ffn=512,vocab=1024,gated=0,norm=layer]"
 ROW = {
@@ -54,6 +56,31 @@ def test_a_row_becomes_mesh_recipes_and_batch() -> None:
 def test_what_cannot_be_planned_says_why(changed: dict[str, str], reason: str) -> None:
     with pytest.raises(Skip, match=reason):
         run_of({**ROW, **changed})
+
+
+@pytest.mark.parametrize(
+    ("note", "hardware"),
+    [
+        ("", "h100_sxm"),
+        ("network 400Gb/s per node", "h100_sxm@network=0.125"),
+        ("H100 with 1600 Gbps node-node interconnect (RoCE)", "h100_sxm@network=0.5"),
+        ("3200 Gbps per node", "h100_sxm"),
+        ("peak 400 Gb/s somewhere", "h100_sxm"),
+        ("1 Gbps per node", "h100_sxm"),
+    ],
+)
+def test_a_network_that_the_row_notes_is_used(note: str, hardware: str) -> None:
+    assert run_of({**ROW, "note": note}).hardware == hardware
+
+
+def test_facts_of_a_run_are_what_its_row_leaves_open() -> None:
+    profile = load_profile("h100_sxm")
+    assert of_run(ROW, run_of(ROW), profile) == ("several nodes, network not stated: ib_8x400g assumed",)
+    open_row = {**ROW, "ac_policy": "", "compile": "", "sp": "", "note": "network 400Gb/s per node", "reliability": "medium"}
+    found = of_run(open_row, run_of(open_row), profile)
+    for said in ("recompute not stated", "compiled or eager not stated: eager", "sequence parallelism not stated", "as noted",
+                 "medium reliability", "note: network"):  # fmt: skip
+        assert any(said in fact for fact in found), said
 
 
 def test_rows_of_ranked_plans() -> None:
@@ -142,6 +169,30 @@ def test_bundled_messages_carry_the_same_bytes(predictor: Predictor) -> None:
     assert len([a for a in after.actions if a.collective]) < len([a for a in before.actions if a.collective])
     profile = load_profile("h100_sxm")
     assert simulate(after, profile).communication_us < simulate(before, profile).communication_us
+
+
+def test_sums_in_16_bits_move_half_of_the_gradients_and_nothing_else(predictor: Predictor) -> None:
+    before = exported(predictor, sharded())
+    after = described.narrow_sums(before)
+    halved = 0
+    for one, other in zip(before.actions, after.actions, strict=True):
+        if one.collective is None or one.part != Part.REDUCE:
+            assert other == one
+            continue
+        assert other.collective is not None and other.collective.full_bytes * 2 == one.collective.full_bytes
+        assert (one.collective.dtype, other.collective.dtype) == ("float32", "bfloat16")
+        halved += 1
+    assert halved > 4
+    profile = load_profile("h100_sxm")
+    wide, narrow = (
+        as_described(predictor._described(sharded(), 2), replace(sharded(), narrow_sums=n), profile) for n in (False, True)
+    )
+    assert sum(a.us for a in narrow.actions) < sum(a.us for a in wide.actions)
+
+
+def test_fsdp_1_sums_gradients_in_the_dtype_of_computing() -> None:
+    for framework, narrow in (("FMS FSDP1", True), ("llm-foundry/composer FSDP1", True), ("torchtitan", False), ("FSDP2", False)):
+        assert run_of({**ROW, "framework": framework}).narrow_sums is narrow
 
 
 def test_exchanges_beside_products_take_less_but_not_nothing(predictor: Predictor) -> None:

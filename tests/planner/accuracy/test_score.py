@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planner.accuracy.labels import profile_for, profile_name
-from planner.accuracy.report import as_json, as_text, rankings, summarise
+from planner.accuracy.report import as_json, as_text, rankings, summarise, telling
 from planner.accuracy.rows import Scored, Skip
 from planner.accuracy.score import score_folder
 from planner.cli import main
@@ -75,6 +75,37 @@ def test_every_row_is_scored_or_has_its_reason(folder: Path) -> None:
         "no hardware profile for TPU", "no fabric like 'carrier pigeon'", "source marked as of low reliability",
         "size_bytes is not stated",
     }  # fmt: skip
+
+
+def test_worst_rows_say_what_is_known_and_assumed(folder: Path) -> None:
+    """The facts of a row are in the text and in JSON; what rows that err more have in common is told with both errors."""
+    (folder / "gemm_a100_bf16.csv").write_text("m,n,k,latency_us\n128,256,65536,100\n8192,8192,8192,9000")
+    rows = [*(f"1,{seq},4,4,128,{us}" for seq, us in ((1024, 66), (2048, 100), (4096, 170))), "64,1024,32,32,128,2850"]
+    rows += ["64,2048,32,32,128,7950", "64,4096,32,32,128,25500"]
+    (folder / "attention_fwd_h100.csv").write_text("\n".join(["batch,seq,q_heads,kv_heads,head_dim,latency_us", *rows]))
+    scored = score_folder(folder)
+    by_label = {row.label: row.facts for row in scored.rows}
+    assert by_label["a100 128 x 256 x 65536"] == (
+        "matmul rates taken over from another machine", "tiles for less than half of the multiprocessors, long inner dim",
+    )  # fmt: skip
+    assert by_label["h100 batch 64 seq 1024 heads 32/32 d128"] == ()
+    few = "no more tiles of queries than multiprocessors"
+    assert by_label["h100 batch 1 seq 4096 heads 4/4 d128"] == (few,)
+    text = as_text(scored.rows, ())
+    assert f"[{few}]" in text and f"why attention, seq >= 1024: 3 rows with '{few}' err " in text
+    data = as_json(scored.rows, ())
+    (why,) = [one for one in data["why"] if one["category"] == "attention, seq >= 1024"]
+    assert why["fact"] == few and why["with_pct"] > 2 * why["without_pct"]
+    assert data["worst"]["attention, seq >= 1024"][0]["facts"] == [few]
+
+
+def test_facts_do_not_look_at_what_was_measured() -> None:
+    """A fact that all rows have, or that errs no more, explains nothing."""
+    rows = [
+        Scored(category="c", source="s", label=str(n), measured=1.0, predicted=1.1 + 0.2 * (n < 4), facts=("all", *said))
+        for n, said in enumerate([("bad",)] * 4 + [("good",)] * 4)
+    ]
+    assert [(one.fact, one.rows, one.with_pct, one.without_pct) for one in telling(rows, "c")] == [("bad", 4, 30.0, 10.0)]
 
 
 def test_files_that_hold_nothing_measured_say_so(tmp_path: Path) -> None:

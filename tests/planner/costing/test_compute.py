@@ -14,6 +14,11 @@ from planner.strategy import KernelShapes
 
 H100 = load_profile("h100_sxm")
 SIZES = 2.0 ** np.arange(4, 17)
+MEASURED_ATTENTION = (
+    (1, 1, 1, 64, 13.995), (1, 2, 1, 4096, 70.048), (1, 4, 1, 4096, 74.059), (1, 1, 1, 16384, 243.195), (1, 8, 2, 1024, 29.307),
+    (8, 8, 2, 512, 41.275), (64, 32, 32, 128, 247.456), (256, 8, 2, 1, 55.408),
+)  # fmt: skip
+"""(batch, heads, kv heads, sequence, us)"""
 
 
 def gemm(m: object, n: object, k: object, batch: object = 1, dtype: str = "bfloat16") -> KernelShapes:
@@ -86,16 +91,48 @@ def test_fp32_matmul_uses_the_plain_fp32_peak() -> None:
     assert full / low == pytest.approx(989.4 / 67, rel=0.02)
 
 
-def test_attention_is_the_table_at_its_own_points() -> None:
+def test_attention_by_hand() -> None:
+    """FA3, causal, 16 heads of 4096 queries: 512 tiles on 132 multiprocessors, the last tile of a head walks over 32 blocks."""
     rule = H100.attention
-    tiles, seq = rule.tiles[-1], rule.seqs[4]
-    heads = tiles * 128 / seq
-    flops = 2 * heads * seq**2 * 128
-    efficiency = rule.efficiency[rule.head_dims.index(128)][-1][4]
-    kernel = attention(heads, seq)
-    kernel = replace(kernel, fields={**kernel.fields, "library": "that of the tables"})
-    expected = flops / (989.4e12 * efficiency) * 1e6 + rule.launch_us
-    assert kernel_us(kernel, NO_TRAFFIC, H100, sustained=False) == pytest.approx(expected)
+    library = rule.libraries["fa3"]
+    block = 4 * 128 * 128 * 128 / (989.4e6 / 132 * rule.efficiency[rule.head_dims.index(128)] * library.rate)
+    expected = block * (library.start + 32 + (512 / 132 - 1) * (library.start + 33 / 2)) + rule.launch_us
+    kernel = attention(16, 4096)
+    fa3 = replace(kernel, fields={**kernel.fields, "library": "fa3"})
+    assert kernel_us(fa3, NO_TRAFFIC, H100, sustained=False) == pytest.approx(expected)
+
+
+def test_attention_of_less_than_one_turn_takes_as_long_as_its_longest_task() -> None:
+    """Sharding heads further gains nothing once each task has a multiprocessor of its own; short sequences keep a start."""
+    heads = np.array([1.0, 2, 4])
+    us = kernel_us(attention(heads, 4096), NO_TRAFFIC, H100)
+    assert us == pytest.approx(np.full(3, us[0]))
+    more = kernel_us(attention(np.array([4.0, 8, 16, 32]), 4096), NO_TRAFFIC, H100)
+    assert (np.diff(more) > 0).all() and more[-1] < 8 * more[0]
+    short = kernel_us(attention(1024, np.array([1.0, 16, 64])), NO_TRAFFIC, H100)
+    assert short == pytest.approx(np.full(3, short[0])), "a tile of queries is computed whole"
+    assert short[0] > 1024 / 132 * (us[0] - H100.attention.launch_us) / 33, "in turns"
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
+def test_attention_has_no_jumps(head_dim: int, backward: bool) -> None:
+    """1 % more of anything never takes less time, nor more than the 2 % that its square does (and a turn begins smoothly)."""
+    for name in ("heads", "seq"):
+        x = np.geomspace(1, 4096, 800)
+        heads, seq = (x, 1024.0) if name == "heads" else (8.0, x)
+        us = kernel_us(attention(heads, seq, backward=backward, head_dim=head_dim), NO_TRAFFIC, H100)
+        rise, step = np.diff(np.log(us)), np.log(x[1] / x[0])
+        assert (rise > -1e-12).all() and (rise < 2.0 * step + 1e-9).all()
+
+
+def test_attention_of_few_heads_matches_what_was_measured() -> None:
+    """The measured op, head dim 128, one sequence: rows of 2 heads, 8 heads and many short sequences (aiconfigurator, H100)."""
+    for batch, heads, kv, seq, us in MEASURED_ATTENTION:
+        dims = {"batch": batch, "heads": heads, "kv_heads": kv, "seq_q": seq, "seq_k": seq, "head_dim": 128}
+        fields = {"causal": True, "backward": False, "library": "measured"}
+        kernel = KernelShapes("attention", {n: np.array(float(v)) for n, v in dims.items()}, dtype="bfloat16", fields=fields)
+        assert kernel_us(kernel, NO_TRAFFIC, H100, sustained=False) == pytest.approx(us, rel=0.15)
 
 
 def test_attention_libraries_scale_the_rate_of_the_tables() -> None:
