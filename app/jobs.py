@@ -253,11 +253,11 @@ class Worker:
         self._process, self._connection = process, ours  # only now: a process that has not begun cannot be killed
 
     def _ask(self, job: Job, command: str, arguments: tuple[Any, ...], *, final: bool = False) -> bool:
-        """Sends one command and reads until its answer. Whether it succeeded."""
+        """Sends one command and reads until its answer. Whether it succeeded; one that nobody wants any more is not sent."""
         assert self._connection is not None
         with self._asking:
             if not job.active:
-                return True
+                return False
             self._connection.send((command, arguments))
             self._asked = job if final else None
         while True:
