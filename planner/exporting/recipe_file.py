@@ -13,11 +13,13 @@ from importlib.resources import files
 from typing import Any
 
 from planner.errors import ExportError
+from planner.exporting.blocks import wrapped
 from planner.exporting.expressible import expressible
 from planner.exporting.module_recipe import ModuleRecipe, Reason, told
 from planner.exporting.script import TORCH_VERSION
 from planner.graph import JointGraph, layer_path, without_layer
 from planner.plan import Plan
+from planner.recipes import Recipe
 from planner.units import format_ms
 
 WHOLE = "one"
@@ -46,9 +48,25 @@ def refusal(plan: Plan, reasons: Sequence[Reason]) -> ExportError:
     more = f"\n  and {len(lines) - 8} more" if len(lines) > 8 else ""
     return ExportError(
         f"plan {plan.plan_id} cannot be said as a recipe of modules:{shown}{more}",
-        hint="Export it as a script (--format script), which runs any plan exactly, or plan with --recipe first.",
+        hint=f"Export it as a script (--format script), which runs any plan exactly{_way_to_a_recipe(plan)}.",
         details={"reasons": list(lines)},
     )
+
+
+def _way_to_a_recipe(plan: Plan) -> str:
+    """What to demand of the next plan: a recipe, for all mesh axes of more than one device."""
+    recipes = [c for c in plan.constraints if isinstance(c, Recipe)]
+    if not recipes:
+        return ", or plan with --recipe first"
+    spoken = {axis for recipe in recipes for axis in recipe.axes}
+    free = [
+        name for name, size in zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True) if size > 1 and name not in spoken
+    ]
+    if not free:
+        return ""
+    told = f", or plan with recipes for all axes: {' and '.join(free)} {'is' if len(free) == 1 else 'are'} free in this plan"
+    whole = f"{recipes[0].name}:{','.join(plan.mesh.axis_names)}"
+    return told if len(recipes) > 1 else f"{told} (--recipe {whole})"
 
 
 def write_recipe(
@@ -115,7 +133,7 @@ class _File:
             f"plan       {plan.plan_id} of {_plain(request.model)} on {plan.mesh} ({_plain(plan.hardware_name)}), predicted "
             f"{format_ms(plan.objective_us)} per step",
             *(f"differs    {note}" for note in self.recipe.notes),
-            *(f"{'measured' if not number else '':<11}{line}" for number, line in enumerate(self.measured)),
+            *self._measured(),
             "verify     python recipe.py --check       loss and every gradient against the plain module, threads as ranks, fp32",
             "           python recipe.py --dry-run     collectives of the recipe beside those of the plan",
             f"train      torchrun --nproc_per_node={self._ranks()} recipe.py --steps 10",
@@ -123,6 +141,12 @@ class _File:
             "The script of the same plan (export --format script) runs it exactly.",
         ]
         return '"""' + "\n".join(lines) + '\n"""'
+
+    def _measured(self) -> list[str]:
+        lines = [part for line in self.measured for part in _cut(line)]
+        if lines and (self.recipe.shard or self.recipe.replicate):
+            lines.append("fully_shard sends one message for all parameters of a block, the plan one for each")
+        return [f"{'measured' if not number else '':<11}{line}" for number, line in enumerate(lines)]
 
     def _ranks(self) -> int:
         return self.plan.mesh.num_devices
@@ -305,6 +329,18 @@ def _literal(value: Any) -> str:
     entries = [f"{_literal(k)}: {_literal(v)}" for k, v in value.items()] if isinstance(value, Mapping) else map(_literal, value)
     opened, closed = "{}" if isinstance(value, Mapping) else "()"
     return "\n".join([opened, *("    " + line for entry in entries for line in f"{entry},".splitlines()), closed])
+
+
+def _cut(line: str) -> list[str]:
+    """A line of items after a title, as lines that fit the head of the file."""
+    title, _, rest = line.partition(": ")
+    lines = wrapped(rest.split(", "), " " * (len(title) + 2), _WIDTH)
+    lines[-1] = lines[-1].rstrip(",")
+    return [f"{title}: {lines[0].strip()}", *lines[1:]]
+
+
+_WIDTH = 116
+"""Of a line in the head of the file, without its first column."""
 
 
 def _indented(text: str) -> list[str]:

@@ -167,6 +167,27 @@ def test_a_loss_that_is_no_number_ends_training(exported: ModuleType, start: Sta
     assert re.search(r"step [12]: loss \S+, gradient norm (nan|inf); .* there is no checkpoint", errors), errors
 
 
+def test_a_gradient_that_the_optimizer_would_misread_is_not_used(
+    exported: ModuleType, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fused AdamW takes elements in the order in which they lie; autograd hands on parameters' own order."""
+    name = "layers.1.feed_forward.w1.weight"
+    real = exported.Model.forward
+
+    def transposed(model: torch.nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
+        def lie_otherwise(p: torch.Tensor) -> None:
+            local = p.grad.to_local().t().contiguous().t()
+            p.grad = exported.as_dtensor(local, *exported.PARAMS[name][:2])
+
+        model.get_parameter(name).register_post_accumulate_grad_hook(lie_otherwise)
+        return real(model, *inputs)
+
+    assert start(exported, "--steps", "1")[0] == 0
+    monkeypatch.setattr(exported.Model, "forward", transposed)
+    with pytest.raises(AssertionError, match=re.escape(name)):
+        start(exported, "--steps", "1")
+
+
 def test_what_cannot_work_is_said_before_the_first_step(exported: ModuleType, start: Start, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for flags, telling in (

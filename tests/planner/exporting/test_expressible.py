@@ -161,11 +161,23 @@ def test_the_file_says_that_it_is_approximate_and_the_recipe_is_readable() -> No
     plan = planned(found, "fsdp_tp_sp")
     text = write_recipe(plan, found.graph, None, SOURCE, ["forward: all_gather@dp 3 (plan 21)"])
     assert text.splitlines()[0] == f'"""RECIPE, {LABEL}.'
-    assert "measured   forward: all_gather@dp 3 (plan 21)" in text
+    assert "measured   forward: all_gather@dp 3 (plan 21)\n           fully_shard sends one message for all" in text
     assert text == write_recipe(Plan.from_json(plan.to_json()), found.graph, None, SOURCE, ["forward: all_gather@dp 3 (plan 21)"])
     begin, end = (text.index(mark) for mark in ("# ---- the recipe: edit here", "# ---- model, data, loss"))
     assert text[begin:end] == GOLDEN.read_text()
     assert max(map(len, text[begin:end].splitlines())) <= 130
+
+
+def test_lines_of_the_head_fit_however_many_collectives_were_measured() -> None:
+    found = bench("llama3-tiny", "dp=2,tp=2")
+    counted = [f"{kind}@{axes} {number} (plan 7)" for number, kind in enumerate(KINDS) for axes in ("dp", "tp", "dp+tp")]
+    text = write_recipe(planned(found, "fsdp_tp_sp"), found.graph, None, SOURCE, [f"backward: {', '.join(counted)}"])
+    head = text[: text.index("import argparse")]
+    assert max(map(len, head.splitlines())) <= 130 and all(item in head for item in counted)
+    assert head.isascii() and "),\nverify" not in head
+
+
+KINDS = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
 
 
 def test_a_refusal_lists_reasons_and_says_what_to_do(small: tuple[Plan, JointGraph]) -> None:
@@ -174,8 +186,23 @@ def test_a_refusal_lists_reasons_and_says_what_to_do(small: tuple[Plan, JointGra
         write_recipe(replace(plan, regions={"exchange": "dp"}), graph, None, SOURCE)
     assert "--format script" in refused.value.hint
     assert refused.value.details["reasons"] == [str(Reason("exchange", _REGION))]
+    assert "or plan with --recipe first" in refused.value.hint
     with pytest.raises(ExportError, match="could not import this model"):
         write_recipe(plan, graph, None, None)
+
+
+def test_a_refusal_names_the_axes_that_recipes_left_free() -> None:
+    found = bench("llama3-tiny", "dp=2,tp=2")
+    plan, graph = planned(found, "tp_sp"), found.graph
+    for written, hint in (
+        (["tp_sp:tp"], "all axes: dp is free in this plan (--recipe tp_sp:dp,tp)."),
+        (["ddp:dp"], "all axes: tp is free in this plan (--recipe ddp:dp,tp)."),
+        (["tp_sp:tp", "ddp:dp"], "which runs any plan exactly."),
+    ):
+        recipes = tuple(Recipe.parse(text, plan.mesh) for text in written)
+        with pytest.raises(ExportError) as refused:
+            write_recipe(replace(plan, regions={"exchange": "dp"}, constraints=recipes), graph, None, SOURCE)
+        assert refused.value.hint.endswith(hint), written
 
 
 _REGION = "a user-controlled region has a contract that the styles of modules cannot say"
