@@ -9,7 +9,6 @@ from app import work
 from app.jobs import Job
 from app.state import Session
 
-
 QUIET_S = 1.5
 """The forecast is asked for when nothing was clicked for so long."""
 
