@@ -151,6 +151,12 @@ def drawn(graph: JointGraph) -> DrawnGraph:
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
+def _form(asked: str, memory_bytes: int | None, _plan: Plan) -> SetupForm:
+    """Looking up the hardware reads two files."""
+    return form_of(_plan, memory_bytes, tuple(model.name for model in models()))
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
 def _plan_message(plan_id: str, hardware_hash: str, fingerprint: str, _drawn_graph: DrawnGraph, _plan: Plan) -> dict[str, Any]:
     return graph_messages.plan_message(_drawn_graph, _plan)
 
@@ -227,8 +233,9 @@ def show(found: Session, document: Document, *, stored: bool = False) -> None:
     found.error, found.infeasible, found.legal, found.overlay = None, False, {}, None
     found.exported = found.recipe = None
     found.from_graph, found.note, found.questions, found.why = None, "", {}, None
-    samples = tuple(model.name for model in models())
-    found.form = form_of(document.plan, document.memory_bytes, samples)
+    plan = document.plan
+    asked = (plan.request, plan.mesh, plan.hardware_name, plan.gpus_per_node, plan.memory_policy, plan.checkpoint)
+    found.form = _form(repr(asked), document.memory_bytes, plan)
     if found.selected and found.selected not in drawn(document.shown).keys:
         found.selected = None
 
