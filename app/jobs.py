@@ -125,6 +125,8 @@ class Worker:
     def submit(self, command: str, *arguments: Any) -> Job:
         job = Job(command, arguments)
         self._queue.put(job)
+        if self._closed:
+            job.end("cancelled")
         return job
 
     def cancel(self, job: Job) -> None:
@@ -177,8 +179,12 @@ class Worker:
             process.kill()
 
     def close(self) -> None:
+        """Ends the process and every job, for good: who still wants an answer asks another worker."""
         self._closed = True
         self._queue.put(None)
+        job = self._job
+        if job is not None:
+            job.end("cancelled")
         self.kill()
 
     def _run(self) -> None:
@@ -189,6 +195,7 @@ class Worker:
                 self.kill()
                 continue
             if job is None:
+                self._drop_queued()
                 return
             if job.active:
                 self._job = job
@@ -196,9 +203,19 @@ class Worker:
                 self._job, self.idle_since = None, time.monotonic()
                 self._pool.room_changed()
 
+    def _drop_queued(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                job = self._queue.get_nowait()
+                if job is not None:
+                    job.end("cancelled")
+
     def _work(self, job: Job) -> None:
         """Never raises: whatever happens ends the job."""
         try:
+            if self._closed:
+                job.end("cancelled")
+                return
             if not self.alive:
                 job.waits_for_room = True
                 self._pool.make_room(job, behind=self.behind)
@@ -206,7 +223,9 @@ class Worker:
                 if not job.begin():
                     return
                 self._start()
-                if self._closed or not job.active:
+                if self._closed:
+                    job.end("cancelled")
+                if not job.active:
                     self.kill()
                     return
                 if not self._ask(job, "open", (self.spec,)):
@@ -234,11 +253,11 @@ class Worker:
         self._process, self._connection = process, ours  # only now: a process that has not begun cannot be killed
 
     def _ask(self, job: Job, command: str, arguments: tuple[Any, ...], *, final: bool = False) -> bool:
-        """Sends one command and reads until its answer. Whether it succeeded."""
+        """Sends one command and reads until its answer. Whether it succeeded; one that nobody wants any more is not sent."""
         assert self._connection is not None
         with self._asking:
             if not job.active:
-                return True
+                return False
             self._connection.send((command, arguments))
             self._asked = job if final else None
         while True:

@@ -11,6 +11,11 @@ shutdown, which is the last thing a runner sends; several are passed on in the o
 that is sent just before the browser hears of another page names the one that was left: folded into a request for the new page it
 would lead back (Streamlit takes the page of the later one), and run after it it would drop what the new page's widgets hold. So a
 fragment is asked for on the page of the session, and never changes the page of a request that waits.
+
+**Whatever was changed is drawn.** The browser gathers what happens within one turn of its loop into one message, which names the
+fragment of the first change alone (`scheduleFlush` of its widget manager). So a click that shares a message with the beat of
+another fragment arrives, but nothing that depends on it is drawn, on a busy machine often and for good. So here the parts of the
+page to which the other changed widgets belong are asked for as well.
 """
 
 from __future__ import annotations
@@ -20,12 +25,17 @@ import logging
 from dataclasses import replace
 from typing import Any
 
+from streamlit.proto.WidgetStates_pb2 import WidgetStates
 from streamlit.runtime.app_session import AppSession, AppSessionState
+from streamlit.runtime.scriptrunner import get_script_run_ctx
 from streamlit.runtime.scriptrunner.script_runner import ScriptRunnerEvent
 from streamlit.runtime.scriptrunner_utils.script_requests import RerunData, ScriptRequests, ScriptRequestType
+from streamlit.runtime.scriptrunner_utils.script_run_context import ScriptRunContext
+from streamlit.runtime.state.session_state import SessionState
 
 CREATE, HANDLE = "_create_scriptrunner", "_handle_scriptrunner_event_on_event_loop"
-REQUEST = "request_rerun"
+REQUEST, BEGIN = "request_rerun", "on_script_will_rerun"
+_PRESSES = ("trigger_value", "string_trigger_value", "chat_input_value", "json_trigger_value")
 _HELD = "requests_held"
 """Name of the attribute of a session that lists what waits for the end of its runner."""
 
@@ -34,6 +44,7 @@ def install() -> None:
     """Once per server, however often it is called."""
     hear_runs_out()
     keep_to_the_page()
+    draw_what_changed()
 
 
 def keep_to_the_page() -> None:
@@ -52,7 +63,8 @@ def keep_to_the_page() -> None:
     @functools.wraps(fold)
     def fold_on_the_page_wanted(self: ScriptRequests, new_data: RerunData) -> bool:
         waits = self._rerun_data
-        if self._state is ScriptRequestType.RERUN and new_data.fragment_id and not waits.fragment_id_queue:
+        is_part = bool(new_data.fragment_id) or new_data.widget_states is None
+        if self._state is ScriptRequestType.RERUN and is_part and not waits.fragment_id_queue:
             new_data = replace(
                 new_data, query_string=waits.query_string, page_script_hash=waits.page_script_hash, page_name=waits.page_name
             )
@@ -60,6 +72,42 @@ def keep_to_the_page() -> None:
 
     setattr(AppSession, REQUEST, ask_on_the_page_shown)
     setattr(ScriptRequests, REQUEST, fold_on_the_page_wanted)
+
+
+def draw_what_changed() -> None:
+    """Lets a run of some fragments ask for the others of which a widget has changed."""
+    begin = getattr(SessionState, BEGIN, None)
+    if begin is None:
+        logging.getLogger(__name__).warning("This Streamlit is built in another way: clicks can meet a beat and be lost.")
+        return
+    if hasattr(begin, "__wrapped__"):
+        return
+
+    @functools.wraps(begin)
+    def begin_and_ask(self: SessionState, fresh: WidgetStates | None, **rest: Any) -> None:
+        begin(self, fresh, **rest)
+        context = get_script_run_ctx(suppress_warning=True)
+        if fresh is not None and context is not None and context.fragment_ids_this_run:
+            _ask_for_others(self, fresh, context)
+
+    setattr(SessionState, BEGIN, begin_and_ask)
+
+
+def _ask_for_others(state: SessionState, fresh: WidgetStates, context: ScriptRunContext) -> None:
+    """Another run, of each fragment (None: of the page) that is not drawn by this one and of which a widget has changed. It finds
+    the new values in the state; only of a press is nothing left after this run, so it is told again, without its callback."""
+    known = state._new_widget_state.widget_metadata
+    drawn = set(context.fragment_ids_this_run or ())
+    missed = [one for one in fresh.widgets if one.id in known and known[one.id].fragment_id not in drawn]
+    missed = [one for one in missed if state._widget_changed(one.id)]
+    presses = WidgetStates(widgets=[one for one in missed if str(one.WhichOneof("value")) in _PRESSES])
+    for fragment in dict.fromkeys(known[one.id].fragment_id for one in missed):
+        if context.script_requests is not None:
+            context.script_requests.request_rerun(RerunData(
+                query_string=context.query_string, page_script_hash=context.page_script_hash, fragment_id=fragment,
+                replay_trigger_states=presses, cached_message_hashes=context.cached_message_hashes,
+                context_info=context.context_info,
+            ))  # fmt: skip
 
 
 def hear_runs_out() -> None:

@@ -9,6 +9,9 @@ any messages the price of a plan is the sum of d_v over nodes plus r_e over edge
 e = (u, v) towards u so that r_e(p, q) >= low_e - g_v * (d_v(q) - low_v), with low_v = min d_v and g_v * (edges from earlier
 nodes) <= 1. Summing, every plan costs at least the sum of all low_v and low_e. Infinite entries mean "impossible" and are
 skipped; with arc-consistent strategies every entry that is read is finite.
+
+One file, though a long one: what numba keeps of a compiled function is thrown away when its own file changes, and not when that
+of a function it calls does.
 """
 
 from __future__ import annotations

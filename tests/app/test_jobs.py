@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,19 @@ def test_a_worker_can_be_closed_at_any_time():
         while worker.busy and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not worker.alive
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.05, 3.0])
+def test_whoever_asked_a_worker_that_is_closed_is_told(wait_s: float):
+    """The running job, those that wait, and one that comes too late all end: a page that waits for one would wait for ever."""
+    pool = WorkerPool(ENGINE, limit=2)
+    worker = pool.worker("a", SPEC)
+    jobs = [worker.submit("solve", pin("slow"), None, 1.0, None), *(worker.submit("legal", WQ) for _ in range(3))]
+    time.sleep(wait_s)
+    assert pool.worker("a", replace(SPEC, hardware="b200")) is not worker
+    jobs.append(worker.submit("legal", WQ))
+    assert [finished(job).state for job in jobs] == ["cancelled"] * 5
+    pool.close()
 
 
 def test_a_queued_job_can_be_dropped_without_touching_the_running_one(pool):

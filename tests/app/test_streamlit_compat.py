@@ -15,6 +15,7 @@ from streamlit.runtime.app_session import AppSession
 from streamlit.runtime.memory_media_file_storage import MemoryMediaFileStorage
 from streamlit.runtime.memory_uploaded_file_manager import MemoryUploadedFileManager
 from streamlit.runtime.scriptrunner_utils.script_requests import RerunData, ScriptRequests
+from streamlit.runtime.state.session_state import SessionState
 
 from app import streamlit_compat
 
@@ -41,6 +42,7 @@ class Browser:
     def __init__(self) -> None:
         self.heard: list[str] = []
         self.part = ""
+        self.ids: dict[str, str] = {}
 
     def write_forward_msg(self, message: Any) -> None:
         if message.WhichOneof("type") == "script_finished":
@@ -48,6 +50,10 @@ class Browser:
         elif message.delta.new_element.HasField("text"):
             self.heard.append(message.delta.new_element.text.body)
             self.part = message.delta.fragment_id or self.part
+        for kind in ("checkbox", "button"):
+            if message.delta.new_element.HasField(kind):
+                widget = getattr(message.delta.new_element, kind)
+                self.ids[widget.label] = widget.id
 
     async def hears(self, ends: int) -> None:
         async with asyncio.timeout(10):
@@ -183,3 +189,59 @@ def test_a_part_folded_into_a_request_for_a_page_keeps_that_page():
     waiting.request_rerun(RerunData(page_script_hash="left", query_string="", fragment_id="strip"))
     asked = waiting.on_scriptrunner_ready().rerun_data
     assert (asked.page_script_hash, asked.query_string, asked.fragment_id_queue) == ("wanted", "op=1", [])
+
+
+PARTS = """
+import streamlit as st
+
+def pressed():
+    st.session_state.calls = st.session_state.get("calls", 0) + 1
+
+@st.fragment
+def beats():
+    st.checkbox("beat")
+
+@st.fragment
+def part():
+    held, press = st.checkbox("held"), st.button("press", on_click=pressed)
+    st.text(f"part {held} {press} {st.session_state.get('calls', 0)}")
+
+beats()
+part()
+st.text(f"page {st.checkbox('of the page')}")
+"""
+"""The first fragment beats; the browser may gather a beat with whatever else is changed."""
+
+
+async def heard_with_a_beat(script: Path, changed: str) -> list[str]:
+    """What is drawn when one message brings a beat of the first fragment and another change."""
+    async with served(script) as (runtime, number, session, browser):
+        await asyncio.sleep(0.05)
+        known = session.session_state._new_widget_state.widget_metadata
+        message = rerun(known[browser.ids["beat"]].fragment_id)
+        for label in ("beat", changed):
+            one = message.rerun_script.widget_states.widgets.add(id=browser.ids[label])
+            setattr(one, "trigger_value" if label == "press" else "bool_value", True)
+        browser.heard.clear()
+        runtime.handle_backmsg(number, message)
+        await browser.hears_no_more()
+        return [text for text in browser.heard if text != "end"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "drawn"),
+    [("held", ["part True False 0"]), ("press", ["part False True 1"]), ("of the page", ["part False False 0", "page True"])],
+)
+def test_what_changed_is_drawn_though_the_message_names_another_part(tmp_path: Path, changed: str, drawn: list[str]):
+    """The callback of a press is called once."""
+    (tmp_path / "parts.py").write_text(PARTS)
+    streamlit_compat.install()
+    assert asyncio.run(heard_with_a_beat(tmp_path / "parts.py", changed)) == drawn
+
+
+def test_streamlit_by_itself_draws_the_named_part_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """If this fails, Streamlit has learnt it, and `draw_what_changed` can go."""
+    (tmp_path / "parts.py").write_text(PARTS)
+    streamlit_compat.install()
+    monkeypatch.setattr(SessionState, streamlit_compat.BEGIN, getattr(SessionState, streamlit_compat.BEGIN).__wrapped__)
+    assert asyncio.run(heard_with_a_beat(tmp_path / "parts.py", "held")) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -38,6 +39,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here in item.path.parents:
             item.add_marker(pytest.mark.browser)
             item.add_marker(pytest.mark.flaky(reruns=4))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A test that fails shows what the reader of each of its pages would see."""
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    tabs = [one for one in getattr(item, "funcargs", {}).get("all_tabs", []) if report.failed and report.when == "call"]
+    for tab in tabs:
+        with contextlib.suppress(Exception):  # the browser itself may be gone
+            report.sections.append(("Page", f"{tab.page.url}\n{tab.page.inner_text('body', timeout=5000)}"))
 
 
 @dataclass
@@ -217,9 +229,14 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def new_tab(browser: Any) -> Iterator[Callable[..., Tab]]:
+def all_tabs() -> list[Tab]:
+    """Every tab that a test has opened."""
+    return []
+
+
+@pytest.fixture
+def new_tab(browser: Any, all_tabs: list[Tab]) -> Iterator[Callable[..., Tab]]:
     """Opens tabs of their own; at the end no page may have met an error or asked another machine for anything."""
-    opened: list[tuple[Any, Tab]] = []
 
     def start(*, dark: bool = False, width: int = 1600, height: int = 950) -> Tab:
         context = browser.new_context(
@@ -228,12 +245,12 @@ def new_tab(browser: Any) -> Iterator[Callable[..., Tab]]:
         tab = Tab(context.new_page())
         tab.page.set_default_timeout(60_000)
         tab.watch()
-        opened.append((context, tab))
+        all_tabs.append(tab)
         return tab
 
     yield start
-    for context, tab in opened:
-        context.close()
+    for tab in all_tabs:
+        tab.page.context.close()
         assert tab.errors == []
         assert tab.hosts <= {"127.0.0.1", ""}, tab.hosts
 

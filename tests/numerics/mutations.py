@@ -199,6 +199,7 @@ def in_child(run: Callable[[], str]) -> str:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
+        torch.set_num_threads(1)  # before there are threads: PyTorch makes its pool anew after a fork, and two at once break it
         with open(os.devnull, "w") as nothing:
             os.dup2(nothing.fileno(), 2)
             os.write(write, run().encode())
@@ -234,7 +235,8 @@ def main(argv: list[str]) -> int:
         if verdict in ("nothing", "hung"):
             missed.append(f"{kind} ({verdict}): {line}")
             print(missed[-1], file=sys.stderr, flush=True)
-    assert in_child(lambda: checked.verdict(checked.text)) == "nothing", "the file as it is does not pass any more"
+    clean = in_child(lambda: checked.verdict(checked.text))
+    assert clean == "nothing", f"the file as it is does not pass any more: {clean}"
     found: dict[str, Any] = {"noticed": {kind: dict(counts) for kind, counts in noticed.items()}, "missed": missed}
     print(json.dumps({**found, "mutants": sum(c.total() for c in noticed.values()), "cpu_s": round(sum(os.times()[:4]))}))
     return 1 if missed else 0

@@ -36,6 +36,19 @@ def test_a_sample_of_wrong_lines_is_noticed(llama: Model, bench: Workbench, tmp_
     assert set(noticed(llama.script(recipe(bench, "fsdp_tp_sp")), tmp_path, "--every", "19")) == KINDS
 
 
+def test_a_rank_that_fails_before_it_meets_the_others_ends_the_check(llama: Model, bench: Workbench, tmp_path: Path) -> None:
+    """The other ranks wait for it to make their groups: they must not keep the process from saying what happened."""
+    text = llama.script(recipe(bench, "fsdp_tp_sp"))
+    joined = "            take_place()\n"
+    assert text.count(joined) == 1
+    path = tmp_path / "train.py"
+    path.write_text(
+        text.replace(joined, f"            if rank == 3:\n                raise Wrong('rank 3 has no place')\n{joined}")
+    )
+    done = python(path, "--check", timeout_s=200)
+    assert done.returncode not in (0, None) and "rank 3 has no place" in done.stderr, done.stdout + done.stderr
+
+
 def test_every_line_that_moves_something_is_changed(llama: Model, bench: Workbench) -> None:
     """The control is worth as much as its mutants: every line with a redistribution is dropped, retargeted and moved once."""
     text = llama.script(recipe(bench, "fsdp_tp_sp"))
