@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from app import work
 from app.jobs import Job
 from app.state import Session
+
+QUIET_S = 1.5
+"""The forecast is asked for when nothing was clicked for so long."""
 
 
 def follow(found: Session) -> None:
@@ -14,7 +18,7 @@ def follow(found: Session) -> None:
     if found.asked_about != found.selected:
         work.stop_questions(found, *work.OF_THE_INSPECTOR)
         found.questions = {question: job for question, job in found.questions.items() if job.state != "failed"}
-        found.asked_about, found.why = found.selected, None
+        found.asked_about, found.why, found.touched = found.selected, None, time.monotonic()
 
 
 def prices(found: Session, where: str) -> Job:
@@ -37,12 +41,13 @@ def local_prices(found: Session, key: str) -> Job:
 
 
 def exposed(found: Session, *, may_ask: bool) -> Job | None:
-    """The forecast of the plan that is open (`Exposed`): the job if it was asked for, which only happens when `may_ask` and the
-    worker has nothing else to do: nothing is stopped for it, and a click does not wait behind it longer than it takes."""
+    """The forecast of the plan that is open (`Exposed`): the job if it was asked for, which only happens when `may_ask`, the
+    worker has nothing else to do and the user looks on: a click would wait behind it, which takes a second for a large model."""
     assert found.document is not None
     question = ("exposed", found.document.plan.plan_id)
     known = found.questions.get(question)
-    if may_ask and found.running is None and (known is None or known.state == "cancelled") and work.is_idle(found):
+    wanted = may_ask and found.running is None and (known is None or known.state == "cancelled")
+    if wanted and time.monotonic() - found.touched > QUIET_S and work.is_idle(found):
         return work.ask(found, "exposed", (), found.document.plan)
     return known
 

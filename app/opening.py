@@ -8,7 +8,7 @@ import streamlit as st
 
 from app import work
 from app.owners import browser_mark, is_of_another
-from app.state import Document, Session, pool, select, show, workspace
+from app.state import Document, Session, pool, read_graph, read_plan, select, show, workspace
 from app.view_models import demands
 from app.view_models import pins as pins_model
 from app.view_models.pins import PinHistory
@@ -94,10 +94,10 @@ def _open_stored(found: Session, project: str, draft: str | None, plan_id: str |
         log = pins_model.Draft(plan=plan_id or "", graph=str(data.get("graph", "")))
     foreign = draft is not None and is_of_another(log.owner, browser_mark())
     copy = copy or foreign
-    graph = folder.load_graph(project, log.graph)
-    plan = folder.load_plan(project, log.plan)
+    graph = folder.load_graph(project, log.graph, read=read_graph)
+    plan = read_plan(project, log.plan)
     check_same_model(plan, graph)
-    base = folder.load_plan(project, log.base) if log.base else None
+    base = read_plan(project, log.base) if log.base else None
     history = log.history if draft is not None else PinHistory(pins=demands.of_plan(plan))
     document = Document(
         project=project, draft=new_id() if copy or draft is None else draft, graph=graph,

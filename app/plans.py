@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import streamlit as st
-
 from app import drafts, work
-from app.state import Document, Session, pool, select, show, workspace
+from app.state import Document, Session, pool, read_graph, read_plan, select, show, workspace
 from app.view_models import demands
 from app.view_models.history import Past
 from app.view_models.history import history as of_logs
@@ -68,7 +66,7 @@ def load(found: Session, option: Option) -> Plan | PlannerError | None:
     if not option.stored:
         return option.plan
     try:
-        return _stored(workspace().root, document.project, option.stored, option.written or 0.0)
+        return read_plan(document.project, option.stored)
     except PlannerError as error:
         return error
 
@@ -84,11 +82,6 @@ def history(found: Session) -> tuple[tuple[Past, ...], tuple[PlannerError, ...]]
         except PlannerError as error:
             problems.append(error)
     return of_logs(logs), tuple(problems)
-
-
-@st.cache_resource(max_entries=16, show_spinner=False)
-def _stored(root: Path, project: str, plan_id: str, written: float) -> Plan:
-    return workspace().load_plan(project, plan_id)
 
 
 # ---- opening one of them ------------------------------------------------------------------------------------------------
@@ -139,7 +132,7 @@ def open_file(found: Session, plan: Plan) -> None:
             problem = f" The open model does not fit: {error.message}."
     for recent in workspace().recent():
         for path in workspace().graphs(recent.project):
-            graph = _graph(path, path.stat().st_mtime)
+            graph = read_graph(path)
             try:
                 check_same_model(plan, graph)
             except PlannerError:
@@ -150,8 +143,3 @@ def open_file(found: Session, plan: Plan) -> None:
         f"the plan is of {plan.request.model}, fingerprint {plan.fingerprint}, which was not traced in this workspace.{problem}",
         hint="Trace that model at those sizes on Setup, then open the file again.",
     )
-
-
-@st.cache_resource(max_entries=8, show_spinner=False)
-def _graph(path: Path, written: float) -> JointGraph:
-    return JointGraph.load(path)

@@ -16,6 +16,7 @@ import streamlit as st
 
 from app.engine import PLANNER_ENGINE
 from app.jobs import Job, Running, WorkerPool
+from app.view_models import graph_messages
 from app.view_models.graph_messages import DrawnGraph
 from app.view_models.model_source import Folders, allowed_folders
 from app.view_models.overlapped import Overlapped
@@ -55,7 +56,7 @@ class Document:
     @cached_property
     def shown(self) -> JointGraph:
         """The graph of the plan: the model's, with the layers repeated that the plan checkpoints."""
-        return planned_graph(self.plan, self.graph)
+        return _shown(self.graph.fingerprint, self.graph.request.model, self.plan.checkpointed, self.graph, self.plan)
 
 
 @dataclass(kw_only=True)
@@ -76,6 +77,7 @@ class Session:
         sweep: the sweep over mesh shapes, with its rows, running or ended.
         arrived: a new plan waits to be shown on the Explorer page.
         has_news: a job has ended, and the whole page has not been drawn since; `drawn`: the page that was begun last is drawn.
+        touched: when the page was last begun or the selection moved on, on the monotonic clock.
     """
 
     document: Document | None = None
@@ -105,6 +107,7 @@ class Session:
     arrived: bool = False
     has_news: bool = False
     drawn: bool = False
+    touched: float = 0.0
 
 
 def is_new() -> bool:
@@ -134,12 +137,34 @@ def pool() -> WorkerPool:
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
+def _shown(fingerprint: str, model: str, checkpointed: tuple[str, ...], _graph: JointGraph, _plan: Plan) -> JointGraph:
+    return planned_graph(_plan, _graph)
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
 def _drawn(fingerprint: str, model: str, _graph: JointGraph) -> DrawnGraph:
     return DrawnGraph(_graph)
 
 
 def drawn(graph: JointGraph) -> DrawnGraph:
     return _drawn(graph.fingerprint, graph.request.model, graph)
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _form(asked: str, memory_bytes: int | None, _plan: Plan) -> SetupForm:
+    """Looking up the hardware reads two files."""
+    return form_of(_plan, memory_bytes, tuple(model.name for model in models()))
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _plan_message(plan_id: str, hardware_hash: str, fingerprint: str, _drawn_graph: DrawnGraph, _plan: Plan) -> dict[str, Any]:
+    return graph_messages.plan_message(_drawn_graph, _plan)
+
+
+def plan_message(document: Document) -> dict[str, Any]:
+    """What the graph shows of the open plan, whatever is pinned. Shared: not to be changed."""
+    plan, shown = document.plan, document.shown
+    return _plan_message(plan.plan_id, plan.hardware_hash, shown.fingerprint, drawn(shown), plan)
 
 
 @st.cache_resource(max_entries=8, show_spinner=False)
@@ -164,6 +189,31 @@ def workspace() -> Workspace:
     return Workspace(Path(folder) if folder else default_folder())
 
 
+@st.cache_resource(max_entries=8, show_spinner=False)
+def _read_graph(path: Path, written: float) -> JointGraph:
+    return JointGraph.load(path)
+
+
+def read_graph(path: Path) -> JointGraph:
+    """A graph file, read once while it stays as it is, whoever asks: 0.3 s for a large model.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    return _read_graph(path, path.stat().st_mtime)
+
+
+@st.cache_resource(max_entries=32, show_spinner=False)
+def _read_plan(root: Path, project: str, plan_id: str, written: float) -> Plan:
+    return Workspace(root).load_plan(project, plan_id)
+
+
+def read_plan(project: str, plan_id: str) -> Plan:
+    """A plan of the workspace, as `read_graph`. Raises as `Workspace.load_plan`."""
+    folder = workspace()
+    return _read_plan(folder.root, project, plan_id, folder.plan_written(project, plan_id))
+
+
 def model_folders() -> Folders:
     """Folders from which this server runs models of its users, None for any path."""
     return allowed_folders(sys.argv, st.get_option("server.address"))
@@ -183,8 +233,9 @@ def show(found: Session, document: Document, *, stored: bool = False) -> None:
     found.error, found.infeasible, found.legal, found.overlay = None, False, {}, None
     found.exported = found.recipe = None
     found.from_graph, found.note, found.questions, found.why = None, "", {}, None
-    samples = tuple(model.name for model in models())
-    found.form = form_of(document.plan, document.memory_bytes, samples)
+    plan = document.plan
+    asked = (plan.request, plan.mesh, plan.hardware_name, plan.gpus_per_node, plan.memory_policy, plan.checkpoint)
+    found.form = _form(repr(asked), document.memory_bytes, plan)
     if found.selected and found.selected not in drawn(document.shown).keys:
         found.selected = None
 

@@ -25,6 +25,9 @@ from planner.errors import SolverError
 from planner.sweep import SweepRequest
 
 SOLVE_LIMIT_S = 60.0
+SOON_S = 0.5
+"""A warm worker solves again in less: the page waits that long for the new plan, instead of being drawn once without it."""
+
 OF_THE_INSPECTOR = ("overrides", "explain", "local_prices")
 """Questions about what is selected."""
 
@@ -128,6 +131,8 @@ def solve(found: Session) -> None:
     worker = _worker(document)
     job = worker.submit("solve", document.history.pins, document.memory_bytes, SOLVE_LIMIT_S, False)
     _run(found, Running(kind="solve", job=job, worker=worker, draft=document.draft))
+    if worker.alive and not opening_stage(found):
+        job.wait(SOON_S)
 
 
 def prove(found: Session, time_limit_s: float = SOLVE_LIMIT_S) -> None:
@@ -235,6 +240,7 @@ def begin_page(found: Session) -> None:
     """The whole page is being drawn, with the results of all jobs that have ended."""
     _collect(found)
     found.has_news = found.drawn = False
+    found.touched = time.monotonic()
 
 
 def _collect(found: Session) -> None:

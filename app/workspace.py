@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -132,11 +132,11 @@ class Workspace:
             graph.save(path)
         return path
 
-    def load_graph(self, project: str, fingerprint: str) -> JointGraph:
+    def load_graph(self, project: str, fingerprint: str, read: Callable[[Path], JointGraph] = JointGraph.load) -> JointGraph:
         path = self.graph_path(project, fingerprint)
         if not path.exists():
             raise InputError(f"graph {fingerprint} is not in the workspace", hint="Trace the model again on Setup.")
-        return JointGraph.load(path)
+        return read(path)
 
     def save_plan(self, project: str, plan: Plan, *, better_proof: bool = False) -> None:
         """Decisions are never rewritten; what is known about them is, with `better_proof`."""
@@ -146,6 +146,11 @@ class Workspace:
 
     def load_plan(self, project: str, plan_id: str) -> Plan:
         return Plan.from_json(read_json(self._project(project) / "plans" / f"{checked_id(plan_id)}.json"))
+
+    def plan_written(self, project: str, plan_id: str) -> float:
+        """When a plan was written last, 0 if it is not there."""
+        path = self._project(project) / "plans" / f"{checked_id(plan_id)}.json"
+        return path.stat().st_mtime if path.exists() else 0.0
 
     def plans(self, project: str) -> tuple[tuple[str, float], ...]:
         """(plan id, when it was written) of every plan of a project, the newest first."""

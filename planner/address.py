@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 from planner.errors import InvalidConstraintError
-from planner.graph import BACKWARD, JointGraph, Node, TensorRef
+from planner.graph import JointGraph, Node, TensorRef
 
 
 def glob_regex(where: str) -> re.Pattern[str]:
@@ -25,7 +25,7 @@ def resolve(where: str, graph: JointGraph) -> tuple[TensorRef, ...]:
     found = _resolve_pattern(where, graph) if "*" in where else _resolve_name(where, graph)
     if found:
         return tuple(dict.fromkeys(found))
-    known = [name for name, _ in _leaf_names(graph)] + list(_last_outputs(graph)) + [node.key for node in graph.nodes]
+    known = [name for name, _ in _leaf_names(graph)] + list(graph.last_output) + [node.key for node in graph.nodes]
     nearest = difflib.get_close_matches(where.replace("*", "0"), dict.fromkeys(known), n=3, cutoff=0.3)
     raise InvalidConstraintError(
         f"{where!r} matches no parameter, module, op or input of the model",
@@ -37,7 +37,7 @@ def _resolve_pattern(where: str, graph: JointGraph) -> list[TensorRef]:
     """First parameters and buffers, then modules, then keys: the first kind that matches anything."""
     pattern = glob_regex(where)
     found = [TensorRef(index, 0) for name, index in _leaf_names(graph) if pattern.fullmatch(name)]
-    found = found or [TensorRef(index, 0) for path, index in _last_outputs(graph).items() if pattern.fullmatch(path)]
+    found = found or [TensorRef(index, 0) for path, index in graph.last_output.items() if pattern.fullmatch(path)]
     return found or [TensorRef(i, 0) for i, node in enumerate(graph.nodes) if _has_output(node) and pattern.fullmatch(node.key)]
 
 
@@ -50,30 +50,11 @@ def _resolve_name(where: str, graph: JointGraph) -> list[TensorRef]:
     index = graph.node_by_key.get(where, -1)
     if index >= 0:  # keys hold a `/` or `:`, which module paths do not
         return [TensorRef(index, 0)] if _has_output(graph.nodes[index]) else []
-    inside = where + "."
-    for index in range(len(graph.nodes) - 1, -1, -1):
-        node = graph.nodes[index]
-        if _is_forward_op(node) and (node.module == where or node.module.startswith(inside)):
-            return [TensorRef(index, 0)]
-    return []
+    return [TensorRef(graph.last_output[where], 0)] if where in graph.last_output else []
 
 
 def _has_output(node: Node) -> bool:
     return bool(node.outputs) and node.outputs[0] is not None
-
-
-def _is_forward_op(node: Node) -> bool:
-    return node.is_op and node.phase != BACKWARD and bool(node.module) and _has_output(node)
-
-
-def _last_outputs(graph: JointGraph) -> dict[str, int]:
-    """module path -> its last forward op (of the module itself or of one inside it)"""
-    found: dict[str, int] = {}
-    for index, node in enumerate(graph.nodes):
-        if _is_forward_op(node):
-            for path in _ancestors(node.module):
-                found[path] = index
-    return found
 
 
 def _leaf_names(graph: JointGraph) -> Iterable[tuple[str, int]]:
@@ -83,9 +64,3 @@ def _leaf_names(graph: JointGraph) -> Iterable[tuple[str, int]]:
     for index, node in enumerate(graph.nodes):
         if node.kind == "buffer":
             yield node.key.removeprefix("buffer:"), index
-
-
-def _ancestors(module: str) -> Iterable[str]:
-    parts = module.split(".")
-    for count in range(1, len(parts) + 1):
-        yield ".".join(parts[:count])

@@ -278,6 +278,18 @@ class JointGraph:
         gradients = {p.node: (p.gradient, BACKWARD) for p in self.parameters if p.gradient is not None}
         return gradients | {b.node: (b.update, FORWARD) for b in self.buffers if b.update is not None}
 
+    @cached_property
+    def last_output(self) -> dict[str, int]:
+        """Module path -> the last forward op with an output, of the module itself or of one inside it."""
+        found: dict[str, int] = {}
+        for index, node in enumerate(self.nodes):
+            if node.is_op and node.phase != BACKWARD and node.module and node.outputs and node.outputs[0] is not None:
+                path = node.module
+                while path:
+                    found[path] = index
+                    path = path.rpartition(".")[0]
+        return found
+
     def meta(self, ref: TensorRef) -> TensorMeta:
         found = self.nodes[ref.node].outputs[ref.output]
         assert found is not None, f"output {ref.output} of {self.nodes[ref.node].key} is unused"

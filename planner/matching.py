@@ -14,6 +14,8 @@ def planned_graph(plan: Plan, graph: JointGraph) -> JointGraph:
     Raises:
         PlanFormatError: the model does not have those layers.
     """
+    if plan.checkpointed == graph.checkpointed:
+        return graph
     unknown = sorted(set(plan.checkpointed) - set(layer_names(graph)))
     if unknown:
         raise PlanFormatError(

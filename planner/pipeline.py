@@ -240,7 +240,7 @@ class Change:
 
 def diff(a: Plan, b: Plan) -> tuple[Change, ...]:
     """Nodes whose output placements differ, in the order of plan `b`."""
-    texts = [{key: "".join(map(str, c.outputs[0] or ())) for key, c in plan.choices.items()} for plan in (a, b)]
+    texts = [plan.output_texts for plan in (a, b)]
     keys = dict.fromkeys([*b.choices, *a.choices])
     return tuple(Change(key, texts[0].get(key), texts[1].get(key)) for key in keys if texts[0].get(key) != texts[1].get(key))
 

@@ -210,10 +210,7 @@ class Plan:
             "optimizer": self.memory_policy.optimizer,
             "constraints": [c.to_json() for c in self.constraints],
             "checkpoint": {"asked": self.checkpoint, "layers": list(self.checkpointed)},
-            "choices": {
-                key: [[_text(p) for p in c.operands], [_text(p) for p in c.outputs], round(c.compute_us, 6), *[True] * c.kept]
-                for key, c in self.choices.items()
-            },
+            "choices": self._choices_to_json(),
             "redistributions": [_redistribution_to_json(r) for r in self.redistributions],
             "memory": self.memory.to_json(),
             "report": {
@@ -225,6 +222,23 @@ class Plan:
             "replicated_for_lack_of_a_rule": list(self.replicated_for_lack_of_a_rule),
             **({"regions": dict(self.regions)} if self.regions else {}),
         }  # fmt: skip
+
+    def _choices_to_json(self) -> dict[str, Any]:
+        """Placements and whole choices are shared by many ops: each object is written out once."""
+        texts = _Texts()
+        made: dict[int, list[Any]] = {}
+        for choice in self.choices.values():
+            if id(choice) not in made:
+                kept = [True] * choice.kept
+                lists = [texts.all_of(choice.operands), texts.all_of(choice.outputs)]
+                made[id(choice)] = [*lists, round(choice.compute_us, 6), *kept]
+        return {key: made[id(choice)] for key, choice in self.choices.items()}
+
+    @cached_property
+    def output_texts(self) -> dict[str, str]:
+        """Node key -> placement of its first output as text, "" if that is unused."""
+        texts = _Texts()
+        return {key: (texts.of(c.outputs[0]) if c.outputs else None) or "" for key, c in self.choices.items()}
 
     @classmethod
     def from_json(cls, data: Any) -> Plan:
@@ -288,8 +302,20 @@ class Plan:
         return cls.from_json(data)
 
 
-def _text(placements: Placements | None) -> str | None:
-    return None if placements is None else text(placements)
+class _Texts:
+    """Placements as texts, each object once, while whatever holds them lives."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, str | None] = {id(None): None}
+
+    def of(self, placements: Placements | None) -> str | None:
+        if id(placements) not in self._known:
+            assert placements is not None
+            self._known[id(placements)] = text(placements)
+        return self._known[id(placements)]
+
+    def all_of(self, several: tuple[Placements | None, ...]) -> list[str | None]:
+        return [self.of(placements) for placements in several]
 
 
 def _parse(written: str | None, mesh: Mesh) -> Placements | None:

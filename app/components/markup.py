@@ -22,6 +22,9 @@ PAGE_STYLE = """
 [data-testid="stBaseButton-primary"] { color: light-dark(#ffffff, #0e1117); }
 .st-key-panel.st-key-panel { max-height: max(440px, calc(100vh - 205px)); overflow-y: auto; scrollbar-width: thin; }
 [class*="st-key-pulse"] { position: absolute; }
+.st-key-inspector.st-key-inspector, .st-key-inspector [data-testid="stVerticalBlock"] { gap: 0.45rem; }
+.st-key-inspector pre { padding: 0.35rem 0.6rem; }
+.st-key-inspector button[data-variant="pills"] { height: 1.65rem; min-height: 1.65rem; padding: 0 0.5rem; }
 </style>
 """
 
@@ -41,6 +44,8 @@ STYLE = """
 .px code { font-size: 12px; overflow-wrap: anywhere; background: none; padding: 0; color: inherit; }
 .px td.value { white-space: nowrap; }
 .px .move { display: block; font-weight: 600; }
+.px .lies { float: right; margin-left: 6px; }
+.px .shapes { clear: right; }
 </style>
 """
 
@@ -83,12 +88,11 @@ def tensor_table(rows: tuple[TensorRow, ...], caption: str) -> str:
     lines = []
     for row in rows:
         source = f'{chips(row.source)}<span class="soft">becomes</span> ' if row.source else ""
-        moves = "".join(f'<span class="move">{escape(step)}</span>' for step in row.steps)
         cost = f'<span class="soft">{row.us:,.0f} µs</span>' if row.us else ""
-        shapes = f'<span class="soft">{escape(row.shape)}, local [{escape(row.local)}]</span>'
-        lines.append(
-            f"<tr><td><code>{escape(row.name)}</code><br>{shapes}<br>{source}{chips(row.placement)}{moves}{cost}</td></tr>"
-        )
+        shapes = f'<div class="soft shapes">{escape(row.shape)}, local [{escape(row.local)}]</div>'
+        lies = f'<span class="lies">{source}{chips(row.placement)}</span>'
+        cost = f'<span class="move">{"<br>".join(map(escape, row.steps))} {cost}</span>' if row.steps or cost else ""
+        lines.append(f"<tr><td>{lies}<code>{escape(row.name)}</code>{shapes}{cost}</td></tr>")
     return f'{STYLE}<div class="px"><span class="soft">{escape(caption)}</span><table>{"".join(lines)}</table></div>'
 
 

@@ -169,6 +169,17 @@ def overlay_message(
     drawn: DrawnGraph, plan: Plan, *, pins: Mapping[str, str] = {}, base: Mapping[str, str] = {}
 ) -> dict[str, Any]:
     """`pins`: key -> placement text. `base`: key -> placement it had in the base plan, changed boxes only."""
+    return marked(plan_message(drawn, plan), pins=pins, base=base)
+
+
+def marked(message: Mapping[str, Any], *, pins: Mapping[str, str], base: Mapping[str, str]) -> dict[str, Any]:
+    """The overlay: what is drawn of a plan, with its marks."""
+    marks = _with_hash({"plan": message["hash"], "pins": dict(pins), "base": dict(base)})
+    return {**message, "hash": marks["hash"], "pins": marks["pins"], "base": marks["base"]}
+
+
+def plan_message(drawn: DrawnGraph, plan: Plan) -> dict[str, Any]:
+    """What is drawn of a plan whatever is pinned."""
     graph = drawn.graph
     placements = [placements_text(placement_of(plan, node.key)) for node in graph.nodes]
     placements += [placements[p.node] for p in drawn.gradients]
@@ -185,7 +196,6 @@ def overlay_message(
         "comm_us": comm, "compute_us": compute + [0.0] * len(drawn.gradients), "memory_mib": _memory_mib(drawn, plan),
         "texts": texts,
         "redistributions": {"edge": [e for e, _, _ in moves], "axis": [axis for _, axis, _ in moves], "text": text_of},
-        "pins": dict(pins), "base": dict(base),
     })  # fmt: skip
 
 

@@ -27,7 +27,9 @@ def page() -> None:
     if found.document is None:
         no_plan()
         return
-    view = st.segmented_control("Compare", VIEWS, default=VIEWS[0], required=True, key="compare_view")
+    view = st.segmented_control(
+        "Compare", VIEWS, default=VIEWS[0], required=True, key="compare_view", label_visibility="collapsed"
+    )
     if view == "Mesh sweep":
         mesh_sweep.draw(found)
     elif view == "History":

@@ -9,7 +9,7 @@ import streamlit as st
 from app import state, work
 from app.components.plan_graph import plan_graph
 from app.view_models import changes, op_table
-from app.view_models.graph_messages import overlay_message
+from app.view_models.graph_messages import marked
 from app.view_models.pins import pinned_keys
 from app.views import panels
 from app.views.problems import no_plan
@@ -57,8 +57,7 @@ def overlay(found: state.Session) -> dict[str, Any]:
     if found.overlay is None or found.overlay[0] != what:
         pins, _ = pinned_keys(document.shown, document.history.pins)
         base = changes.changed_keys(document.shown, document.base, document.plan) if document.base else {}
-        message = overlay_message(state.drawn(document.shown), document.plan, pins=pins, base=base)
-        found.overlay = (what, message)
+        found.overlay = (what, marked(state.plan_message(document), pins=pins, base=base))
     return dict(found.overlay[1])
 
 

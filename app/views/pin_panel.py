@@ -36,7 +36,9 @@ def pin_form(found: state.Session) -> None:
     if not targets:
         return
     labels = [target.label for target in targets]
-    label = st.segmented_control("Tensor", labels, default=labels[0], required=True, key=f"target {found.selected}")
+    label = st.segmented_control(
+        "Tensor", labels, default=labels[0], required=True, key=f"target {found.selected}", label_visibility="collapsed"
+    )
     chosen: PinTarget = targets[labels.index(label)] if label in labels else targets[0]
     work.legal(found, chosen.key).wait(0.15)  # a warm worker answers sooner
     with st.container(key="placements"):
@@ -78,12 +80,12 @@ def _choose(found: state.Session, target: PinTarget, options: tuple[str, ...]) -
     kind = st.segmented_control("Demand", KINDS, default=KINDS[0], required=True, key=f"kind {target.where}", help=KIND_HELP)
     chosen = _options(document, target, options, now, str(kind)) if kind != "Tie" else ()
     places = _places(found, document, target)
-    reason = st.text_input("Reason", key=f"reason {target.where}", placeholder="optional, kept with the plan")
     matches, problem = _matches(document, places)
     said = f"{len(places)} selected ops" if len(places) > 1 else places[0]
     problem = problem or _tie_problem(str(kind), places, matches)
     st.caption(plain(problem) if problem else f"Matches {matches} tensor{'s' if matches != 1 else ''}: {plain(said)}")
-    with st.container(horizontal=True):
+    with st.container(horizontal=True, wrap=False, vertical_alignment="bottom", gap="small"):
+        reason = st.text_input("Reason", key=f"reason {target.where}", placeholder="optional, kept with the plan")
         if st.button(f"{kind} {matches}", key="pin", disabled=bool(problem) or not (chosen or kind == "Tie")):
             pins, note = document.history.pins, drafts.signed(found, reason)
             for where in places:
@@ -127,7 +129,7 @@ def _places(found: state.Session, document: state.Document, target: PinTarget) -
     if len(group) > 1:
         scopes.insert(0, f"{len(group)} selected")
     key = f"scope {target.where}" + (f" {len(group)}" if len(group) > 1 else "")
-    scope = st.segmented_control("Where", scopes, default=scopes[0], required=True, key=key)
+    scope = st.segmented_control("Where", scopes, default=scopes[0], required=True, key=key, label_visibility="collapsed")
     if scope == "glob":
         field = st.text_input("Glob", target.everywhere, key=f"glob {target.where}", help="* is one dotted part, ** any number.")
         return (field,)

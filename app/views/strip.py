@@ -31,7 +31,7 @@ def _strip() -> None:
     document = found.document
     forecast = asking.exposed(found, may_ask=found.drawn) if document is not None else None
     waits = document is not None and (forecast is None or forecast.active or forecast.state == "cancelled")
-    pulse("pulse", busy=waits or found.running is not None or found.proof is not None)
+    pulse("pulse", busy=waits or found.running is not None or found.proof is not None, patient=found.running is None)
     if work.poll(found):
         st.rerun()
     document = found.document

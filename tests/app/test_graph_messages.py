@@ -7,7 +7,7 @@ import json
 import pytest
 
 from app.view_models import changes, op_table
-from app.view_models.graph_messages import DrawnGraph, loose_groups, overlay_message
+from app.view_models.graph_messages import DrawnGraph, loose_groups, marked, overlay_message, plan_message
 from planner import Pin
 from planner.placement import parse
 from tests.app.synthetic import MESH, WQ, make_plan, small_graph
@@ -106,3 +106,12 @@ def test_the_op_table_has_a_row_for_every_box():
     columns = op_table.columns(DRAWN, overlay_message(DRAWN, PLAN), PLAN)
     assert {len(values) for values in columns.values()} == {len(DRAWN.keys)}
     assert columns["placement"][DRAWN.keys.index(WQ)] == "S(0)S(1)"
+
+
+def test_pins_change_the_marks_of_the_message_alone():
+    drawn_once = plan_message(DRAWN, PLAN)
+    plain, pinned = marked(drawn_once, pins={}, base={}), marked(drawn_once, pins={WQ: "S(0)R"}, base={WQ: "RR"})
+    assert plain["hash"] != pinned["hash"] and pinned == overlay_message(DRAWN, PLAN, pins={WQ: "S(0)R"}, base={WQ: "RR"})
+    assert {k: v for k, v in plain.items() if k not in ("hash", "pins", "base")} == {
+        k: v for k, v in drawn_once.items() if k != "hash"
+    }

@@ -10,7 +10,7 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-from app import opening, state
+from app import opening, state, work
 from app.views import explorer
 from planner import SamePlacement
 from tests.app.conftest import run
@@ -91,6 +91,15 @@ def test_the_app_opens_on_the_demo_and_says_what_to_do(open_app):
     assert "fits, 72.0 GiB free" in text and "optimal" in text and "serial, no overlap" in text
 
 
+def test_a_warm_worker_solves_again_before_the_page_is_drawn(open_app, monkeypatch):
+    """One run shows the new plan: it is not drawn once without it."""
+    monkeypatch.setattr(work, "SOON_S", 20)
+    at = pin_everywhere(open_app())
+    before = document(at).plan.plan_id
+    press(at, "solve")
+    assert session(at).running is None and document(at).plan.plan_id != before and "stale" not in strip_text(at)
+
+
 def test_opening_writes_nothing(open_app, demo):
     open_app()
     assert not list(demo.rglob("*.json*"))
@@ -119,6 +128,13 @@ def test_a_bad_address_is_an_error_beside_the_demo(open_app, address):
     assert at.error and document(at).plan.plan_id
     press(at, "dismiss_session")
     assert not at.error
+
+
+def test_sessions_share_what_is_read_from_the_workspace(open_app):
+    first = pin_everywhere(open_app())
+    others = [open_app(project=document(first).project, draft=document(first).draft) for _ in range(2)]
+    one, other = (document(at) for at in others)
+    assert one.graph is other.graph and one.plan is other.plan
 
 
 # ---- inspecting and pinning ---------------------------------------------------------------------------------------------

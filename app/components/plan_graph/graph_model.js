@@ -29,15 +29,10 @@ function buildModel(topology, { hideViews }) {
     isView: ops.kind.map((kind) => topology.kinds[kind] === "view"),
   };
   model.root = addModule(model, "", "", null);
+  const homes = PHASES.map(() => []); // phase and number of a module path -> where its ops are drawn
   for (let i = 0; i < model.numOps; i++) {
-    const phase = PHASES[ops.backward[i] ? 1 : 0];
-    let module = addModule(model, phase, phase, model.root);
-    const parts = splitPath(topology.modules[ops.module[i]]);
-    parts.forEach((part, depth) => {
-      const real = parts.slice(0, depth + 1).join(".");
-      module = addModule(model, `${phase}/${real}`, part, module);
-      module.repeat = topology.repeats[real] ?? null;
-    });
+    const phase = ops.backward[i] ? 1 : 0;
+    const module = (homes[phase][ops.module[i]] ??= homeOf(model, PHASES[phase], topology.modules[ops.module[i]]));
     model.home.push(module);
     if (!(hideViews && model.isView[i])) {
       module.ops.push(i);
@@ -51,10 +46,22 @@ function buildModel(topology, { hideViews }) {
   return model;
 }
 
+/** The module of a path in a phase, made with all that it is in. */
+function homeOf(model, phase, path) {
+  let module = addModule(model, phase, phase, model.root);
+  let real = "";
+  for (const part of splitPath(path)) {
+    real += real ? `.${part}` : part;
+    module = addModule(model, `${phase}/${real}`, part, module);
+    module.repeat = model.topology.repeats[real] ?? null;
+  }
+  return module;
+}
+
 function addModule(model, path, label, parent) {
   let module = model.modules.get(path);
   if (!module) {
-    module = { path, label, parent, children: [], ops: [], links: new Map(), repeat: null, numOps: 0 };
+    module = { path, label, parent, depth: parent ? parent.depth + 1 : 0, children: [], ops: [], links: new Map(), repeat: null, numOps: 0 };
     model.modules.set(path, module);
     parent?.children.push(module);
   }
@@ -87,39 +94,40 @@ function addEdges(model) {
 
 /** Adds a link to the innermost common module, between its two direct members. */
 function fileLink(model, { from, to, edges }) {
-  const chain = (op) => {
-    const members = [op];
-    for (let m = model.home[op]; m; m = m.parent) members.push(m);
-    return members.reverse(); // root, forward, ..., op
-  };
-  const [a, b] = [chain(from), chain(to)];
-  let depth = 0;
-  while (a[depth + 1] === b[depth + 1]) depth++;
-  const module = a[depth];
-  if (module === model.root) return; // forward -> backward
-  const name = (member) => (typeof member === "number" ? `op:${member}` : member.path);
-  const [first, second] = [name(a[depth + 1]), name(b[depth + 1])];
-  const filed = module.links.get(`${first}|${second}`) ?? { a: first, b: second, edges: [] };
-  filed.edges.push(...edges);
-  module.links.set(`${first}|${second}`, filed);
+  let [a, b] = [model.home[from], model.home[to]];
+  let [first, second] = [`op:${from}`, `op:${to}`];
+  while (a !== b) {
+    if (a.depth >= b.depth) [first, a] = [a.path, a.parent];
+    else [second, b] = [b.path, b.parent];
+  }
+  if (a === model.root) return; // forward -> backward
+  const name = `${first}|${second}`;
+  const filed = a.links.get(name);
+  if (filed) filed.edges.push(...edges);
+  else a.links.set(name, { a: first, b: second, edges: [...edges] });
 }
 
 /** Sums per module that depend on the plan: heat, placement counts per axis, changed and pinned ops. */
 function summarise(model, overlay, heat) {
   const sums = new Map();
+  for (const { path } of model.modules.values())
+    sums.set(path, { value: 0, changed: 0, pinned: 0, kinds: overlay.axes.map(() => ({ S: 0, R: 0, P: 0 })) });
   const values = overlay[heat];
-  const chipsOf = overlay.placements.map(placementChips);
-  for (let i = 0; i < model.numOps; i++) {
-    const chips = chipsOf[overlay.placement[i]];
+  const kindsOf = overlay.placements.map((text) => placementChips(text).map((chip) => chip[0]));
+  for (let i = 0; i < model.numOps; i++) { // first at the module of each op, then from each module to the one around it
+    const sum = sums.get(model.home[i].path);
     const key = model.keys[i];
-    for (let m = model.home[i]; m; m = m.parent) {
-      let sum = sums.get(m.path);
-      if (!sum) sums.set(m.path, (sum = { value: 0, changed: 0, pinned: 0, kinds: overlay.axes.map(() => ({ S: 0, R: 0, P: 0 })) }));
-      sum.value += values[i];
-      sum.changed += key in overlay.base ? 1 : 0;
-      sum.pinned += key in overlay.pins ? 1 : 0;
-      chips.forEach((chip, axis) => { if (sum.kinds[axis]) sum.kinds[axis][chip[0]]++; });
-    }
+    sum.value += values[i];
+    sum.changed += key in overlay.base ? 1 : 0;
+    sum.pinned += key in overlay.pins ? 1 : 0;
+    kindsOf[overlay.placement[i]].forEach((kind, axis) => { if (sum.kinds[axis]) sum.kinds[axis][kind]++; });
+  }
+  const inmost = [...model.modules.values()].sort((a, b) => b.depth - a.depth);
+  for (const { path, parent } of inmost) {
+    if (!parent) continue;
+    const [sum, around] = [sums.get(path), sums.get(parent.path)];
+    for (const field of ["value", "changed", "pinned"]) around[field] += sum[field];
+    sum.kinds.forEach((kinds, axis) => { for (const kind of "SRP") around.kinds[axis][kind] += kinds[kind]; });
   }
   return sums;
 }

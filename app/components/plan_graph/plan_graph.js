@@ -192,9 +192,7 @@ class PlanGraphView {
   draw() {
     const start = performance.now();
     this.host.classList.toggle("dark", isDark(this.host));
-    this.sums = summarise(this.model, this.overlay, HEATS[this.heat]);
-    const values = this.overlay[HEATS[this.heat]];
-    this.hottest = { op: values.reduce((a, b) => Math.max(a, b), 1), module: this.hottestModule() };
+    this.sumUp();
     const layout = this.layout(this.model.root);
     this.boxes = new Map(); // item id -> {x, y, width, height, element, item}
     const scene = svg("svg", { class: "scene", width: "100%", height: "100%" });
@@ -213,6 +211,16 @@ class PlanGraphView {
     this.drawMs = performance.now() - start;
     this.host.dataset.drawMs = this.drawMs.toFixed(0);
     this.say(`${this.model.numOps.toLocaleString("en")} ops, ${this.boxes.size.toLocaleString("en")} boxes`);
+  }
+
+  /** What depends on plan, heat and model alone: opening a module leaves it as it is. */
+  sumUp() {
+    const { model, overlay, heat } = this;
+    if (this.summed?.model === model && this.summed.overlay === overlay && this.summed.heat === heat) return;
+    this.summed = { model, overlay, heat };
+    this.sums = summarise(model, overlay, HEATS[heat]);
+    const values = overlay[HEATS[heat]];
+    this.hottest = { op: values.reduce((a, b) => Math.max(a, b), 1), module: this.hottestModule() };
   }
 
   /** Show everything. `home` remembers where that was, so that a canvas that grows or shrinks keeps showing everything. */

@@ -17,6 +17,6 @@ _component = st.components.v2.component(
 )
 
 
-def pulse(key: str, *, busy: bool = True) -> None:
-    """Reruns the fragment around it every 0.2 s (after 4 s every 0.6 s) while `busy`."""
-    _component(key=key, data={"busy": busy}, default={"beat": None}, on_beat_change=lambda: None)
+def pulse(key: str, *, busy: bool = True, patient: bool = False) -> None:
+    """Reruns the fragment around it every 0.2 s (after 4 s, or when `patient`, every 0.6 s) while `busy`."""
+    _component(key=key, data={"busy": busy, "patient": patient}, default={"beat": None}, on_beat_change=lambda: None)

@@ -1,7 +1,7 @@
 // See __init__.py. Streamlit calls this again whenever `data` changes, and mostly the returned function before that.
 
 const BEAT_MS = 200;
-const SLOW_AFTER_MS = 4000; // then every third beat is sent
+const SLOW_AFTER_MS = 4000; // then, or at once when patient, every third beat is sent
 
 const isRunning = () => document.querySelector("[data-test-script-state]")?.dataset.testScriptState === "running";
 
@@ -15,7 +15,7 @@ export default function ({ data, parentElement, setStateValue }) {
     if (!parentElement.isConnected) return stop();
     if (isRunning()) return;
     beats += 1;
-    if (performance.now() - began < SLOW_AFTER_MS || beats % 3 === 0) setStateValue("beat", Date.now());
+    if ((!data.patient && performance.now() - began < SLOW_AFTER_MS) || beats % 3 === 0) setStateValue("beat", Date.now());
   }, BEAT_MS);
   return stop;
 }
