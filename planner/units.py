@@ -32,11 +32,13 @@ def parse_bytes(text: str) -> int:
 
 
 def format_gib(num_bytes: float) -> str:
-    return f"{num_bytes / GIB:.2f} GiB"
+    """`1.50 GiB`; what is less than a tenth of one in MiB."""
+    return f"{num_bytes / MIB:.2f} MiB" if 0 < abs(num_bytes) < GIB / 10 else f"{num_bytes / GIB:.2f} GiB"
 
 
 def format_gb(num_bytes: float) -> str:
-    return f"{num_bytes / GB:.2f} GB"
+    """`1.50 GB`; what is less than a tenth of one in MB."""
+    return f"{num_bytes / MB:.2f} MB" if 0 < abs(num_bytes) < GB / 10 else f"{num_bytes / GB:.2f} GB"
 
 
 def format_ms(us: float) -> str:

@@ -82,7 +82,7 @@ def test_the_last_plan_stays_if_less_memory_has_none(bench: Workbench) -> None:
         raise InfeasibleError("too small", hint="", conflicts=())
 
     plan = solve_to_fit(solve, lambda plan: 5 * MIB, bench.default_constraints())
-    assert plan.plan_id == free.plan_id and "does not fit the device: 0.00 GiB too much" in plan.report.method
+    assert plan.plan_id == free.plan_id and "does not fit the device: 5.00 MiB too much" in plan.report.method
 
 
 def test_without_a_budget_nothing_is_tightened(bench: Workbench) -> None:

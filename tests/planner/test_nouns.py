@@ -12,7 +12,7 @@ from planner.graph import TensorMeta, layer_of, without_layer
 from planner.mesh import Mesh
 from planner.placement import Replicate, Shard, identifier, local_shape, parse, text
 from planner.strategy import Lattice
-from planner.units import GB, GIB, parse_bytes
+from planner.units import GB, GIB, format_gb, format_gib, parse_bytes
 
 
 def test_mesh_text_round_trip_and_data_axes() -> None:
@@ -92,3 +92,17 @@ def test_errors_cross_process_borders() -> None:
     error = InfeasibleError("too big", hint="use more devices", conflicts=["pin a"], shortfall_bytes=7)
     again = pickle.loads(pickle.dumps(error))
     assert (again.message, again.hint, again.conflicts, again.shortfall_bytes) == ("too big", "use more devices", ("pin a",), 7)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "gib", "gb"),
+    [
+        (0, "0.00 GiB", "0.00 GB"),
+        (3 * 2**20, "3.00 MiB", "3.15 MB"),
+        (-3 * 2**20, "-3.00 MiB", "-3.15 MB"),
+        (2**30 // 10 + 1, "0.10 GiB", "0.11 GB"),
+        (80 * 2**30, "80.00 GiB", "85.90 GB"),
+    ],
+)
+def test_small_sizes_are_written_in_small_units(num_bytes: int, gib: str, gb: str) -> None:
+    assert (format_gib(num_bytes), format_gb(num_bytes)) == (gib, gb)
