@@ -11,6 +11,8 @@ from planner import MemoryBudget, Plan
 from planner.hardware_changes import split_name
 
 GIB, MIB, GB, MB = 2**30, 2**20, 10**9, 10**6
+LONGEST_NAME = 32
+"""Characters of a model's name in the strip."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +97,16 @@ def strip(
     changes = ", ".join(f"{field} ×{factor:g}" for field, factor in split_name(plan.hardware_name)[2].items())
     state_text, state_tone = state(plan, pins, infeasible=infeasible, proving=proving)
     return Strip(
-        title=f"{plan.request.model} / plan {plan.plan_id[:7]}" + (f", with {changes}" if changes else ""),
+        title=f"{shortened(plan.request.model)} / plan {plan.plan_id[:7]}" + (f", with {changes}" if changes else ""),
         base=f"base plan {base.plan_id[:7]}" if base else "",
         verdict=verdict_text, verdict_tone=verdict_tone, state=state_text, state_tone=state_tone,
         quantities=(*_times(plan, base), *_overlapped(plan, exposed, base_exposed), _peak(plan, base), *_volumes(plan, base)),
     )  # fmt: skip
+
+
+def shortened(name: str) -> str:
+    """The end of a long path, which tells one model from another."""
+    return name if len(name) <= LONGEST_NAME else "…" + name[1 - LONGEST_NAME :]
 
 
 def _times(plan: Plan, base: Plan | None) -> tuple[Quantity, ...]:

@@ -48,7 +48,8 @@ def _form(found: state.Session) -> None:
         plan = found.document.plan if found.document else None
         stages = ", ".join(setup_form.stages_to_run(request, plan))
         slots["links"].caption(plain(setup_form.links_text(request)))
-        st.caption(f"{request.mesh.num_devices} devices, global batch {request.sized_model.batch}. Will run: {plain(stages)}.")
+        batch = request.sized_model.batch or "as the model's code gives it"
+        st.caption(plain(f"{request.mesh.num_devices} devices, global batch {batch}. Will run: {stages}."))
     busy = found.running is not None
     if st.button("Trace and solve", type="primary", key="start", disabled=result.request is None or busy):
         assert result.request is not None
@@ -96,7 +97,7 @@ def _model_fields(form: SetupForm, slots: dict[str, DeltaGenerator]) -> None:
         own = st.session_state["custom_model"].strip()
         st.caption(plain(f"{kind_of(own) or 'A path on this machine'}. Run by a worker process; replaces the sample when given."))
     sizes = st.columns(4)
-    _text(sizes[0], "Global batch, sequences", form, "batch", slots, placeholder="one per device")
+    _text(sizes[0], "Global batch, sequences", form, "batch", slots, placeholder="of the model" if own else "one per device")
     _text(sizes[1], "Sequence length", form, "seq", slots, placeholder="model default")
     _text(sizes[2], "Layers", form, "layers", slots, placeholder="all")
     _select(sizes[3], "Precision", form, "precision", setup_form.PRECISIONS)

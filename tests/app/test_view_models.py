@@ -234,3 +234,9 @@ def test_names_never_become_markup():
 
 def test_chips_keep_their_text():
     assert markup.chips("S(0)RP(max)").count('class="chip') == 3 and "P(max)" in markup.chips("S(0)RP(max)")
+
+
+def test_a_long_path_does_not_fill_the_strip():
+    assert status.shortened("llama3-8b") == "llama3-8b"
+    short = status.shortened("/home/somebody/experiments/autumn/transformers/mymodel.py:make")
+    assert len(short) == status.LONGEST_NAME and short.startswith("…") and short.endswith("/mymodel.py:make")
