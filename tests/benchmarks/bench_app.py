@@ -93,8 +93,11 @@ def round_of(tab: Tab, address: str, meter: Meter, number: int) -> int:
     payload = tab.received_bytes - received
     closed = page.locator(".box").count()
 
+    frame = tab.box("layers.0 … ").bounding_box()
+    middle = frame["x"] + frame["width"] / 2, frame["y"] + frame["height"] / 2
+
     def opened() -> None:
-        tab.box("layers.0 … ").click()
+        page.mouse.click(*middle)  # as a hand does, which does not wait for the box to stand still first
         page.locator(".box").nth(closed).wait_for()
 
     def close() -> None:
