@@ -35,7 +35,6 @@ from streamlit.runtime.state.session_state import SessionState
 
 CREATE, HANDLE = "_create_scriptrunner", "_handle_scriptrunner_event_on_event_loop"
 REQUEST, BEGIN = "request_rerun", "on_script_will_rerun"
-_PRESSES = ("trigger_value", "string_trigger_value", "chat_input_value", "json_trigger_value")
 _HELD = "requests_held"
 """Name of the attribute of a session that lists what waits for the end of its runner."""
 
@@ -95,17 +94,17 @@ def draw_what_changed() -> None:
 
 def _ask_for_others(state: SessionState, fresh: WidgetStates, context: ScriptRunContext) -> None:
     """Another run, of each fragment (None: of the page) that is not drawn by this one and of which a widget has changed. It finds
-    the new values in the state; only of a press is nothing left after this run, so it is told again, without its callback."""
+    the new values in the state; only of a press is nothing left after this run, so it is told again, without its callback (of the
+    states to replay, a request keeps the presses)."""
     known = state._new_widget_state.widget_metadata
     drawn = set(context.fragment_ids_this_run or ())
     missed = [one for one in fresh.widgets if one.id in known and known[one.id].fragment_id not in drawn]
     missed = [one for one in missed if state._widget_changed(one.id)]
-    presses = WidgetStates(widgets=[one for one in missed if str(one.WhichOneof("value")) in _PRESSES])
     for fragment in dict.fromkeys(known[one.id].fragment_id for one in missed):
         if context.script_requests is not None:
             context.script_requests.request_rerun(RerunData(
                 query_string=context.query_string, page_script_hash=context.page_script_hash, fragment_id=fragment,
-                replay_trigger_states=presses, cached_message_hashes=context.cached_message_hashes,
+                replay_trigger_states=WidgetStates(widgets=missed), cached_message_hashes=context.cached_message_hashes,
                 context_info=context.context_info,
             ))  # fmt: skip
 
