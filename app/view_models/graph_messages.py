@@ -165,15 +165,9 @@ def _repeats(graph: JointGraph) -> dict[str, str]:
     return {path: hashlib.sha256(json.dumps(found).encode()).hexdigest()[:10] for path, found in contents.items()}
 
 
-def overlay_message(
-    drawn: DrawnGraph, plan: Plan, *, pins: Mapping[str, str] = {}, base: Mapping[str, str] = {}
-) -> dict[str, Any]:
-    """`pins`: key -> placement text. `base`: key -> placement it had in the base plan, changed boxes only."""
-    return marked(plan_message(drawn, plan), pins=pins, base=base)
-
-
-def marked(message: Mapping[str, Any], *, pins: Mapping[str, str], base: Mapping[str, str]) -> dict[str, Any]:
-    """The overlay: what is drawn of a plan, with its marks."""
+def marked(message: Mapping[str, Any], *, pins: Mapping[str, str] = {}, base: Mapping[str, str] = {}) -> dict[str, Any]:
+    """The overlay: what is drawn of a plan (`plan_message`), with its marks. `pins`: key -> placement text. `base`: key ->
+    placement it had in the base plan, changed boxes only."""
     marks = _with_hash({"plan": message["hash"], "pins": dict(pins), "base": dict(base)})
     return {**message, "hash": marks["hash"], "pins": marks["pins"], "base": marks["base"]}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from app.engine import OpenSpec, PlannerEngine, Progress
 from app.state import Document
 from app.view_models import changes, inspector, op_table, pins, status
-from app.view_models.graph_messages import DrawnGraph, overlay_message
+from app.view_models.graph_messages import DrawnGraph, marked, plan_message
 from app.workspace import Workspace
 from planner import Mesh, ModelRequest, Pin, Plan, planned_graph
 from planner.checkpointing import checkpointed, layer_names
@@ -37,7 +37,7 @@ def test_repeated_ops_are_drawn_listed_inspected_and_can_be_pinned() -> None:
     found = document(make_plan(FULL), base=make_plan(GRAPH))
     drawn = DrawnGraph(found.shown)
     assert REPEATED in drawn.keys and REPEATED in drawn.topology["odd_keys"].values()
-    message = overlay_message(drawn, found.plan)
+    message = marked(plan_message(drawn, found.plan))
     assert len(message["placement"]) == len(drawn.keys)
     assert all(len(column) == len(drawn.keys) for column in op_table.columns(drawn, message, found.plan).values())
     seen = inspector.inspect(found.shown, found.plan, REPEATED)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from app.view_models import changes, op_table
-from app.view_models.graph_messages import DrawnGraph, loose_groups, marked, overlay_message, plan_message
+from app.view_models.graph_messages import DrawnGraph, loose_groups, marked, plan_message
 from planner import Pin
 from planner.placement import parse
 from tests.app.synthetic import MESH, WQ, make_plan, small_graph
@@ -52,7 +52,7 @@ def test_identical_layers_share_a_structure_and_others_do_not():
 
 
 def test_every_redistribution_of_the_plan_is_on_an_edge_and_all_its_time_is_counted_once():
-    message = overlay_message(DRAWN, PLAN)
+    message = marked(plan_message(DRAWN, PLAN))
     assert len(message["redistributions"]["edge"]) == len(PLAN.redistributions)
     assert sum(message["comm_us"]) == pytest.approx(PLAN.comm_us, abs=0.1 * len(PLAN.redistributions))
     axes = {message["redistributions"]["axis"][k] for k in range(len(PLAN.redistributions))}
@@ -60,7 +60,7 @@ def test_every_redistribution_of_the_plan_is_on_an_edge_and_all_its_time_is_coun
 
 
 def test_memory_heat_adds_up_to_parameters_gradients_and_optimizer_state():
-    message = overlay_message(DRAWN, PLAN)
+    message = marked(plan_message(DRAWN, PLAN))
     at = DRAWN.keys.index("param:layers.0.attention.wq.weight")
     elements = 64 * 64 // 64  # S(0)S(1) on 8 x 8
     assert message["memory_mib"][at] == round(elements * (4 + 8) / 2**20, 1)
@@ -69,9 +69,9 @@ def test_memory_heat_adds_up_to_parameters_gradients_and_optimizer_state():
 def test_pins_and_base_change_the_overlay_and_never_the_topology():
     pinned = make_plan(GRAPH, MESH, (Pin(where="layers.*.attention.wq", placements=parse("S(0)R")),))
     base = changes.changed_keys(GRAPH, PLAN, pinned)
-    message = overlay_message(DRAWN, pinned, pins={WQ: "S(0)R"}, base=base)
+    message = marked(plan_message(DRAWN, pinned), pins={WQ: "S(0)R"}, base=base)
     assert message["base"][WQ] == "S(0)S(1)" and message["pins"] == {WQ: "S(0)R"}
-    assert message["hash"] != overlay_message(DRAWN, PLAN)["hash"]
+    assert message["hash"] != marked(plan_message(DRAWN, PLAN))["hash"]
     assert DrawnGraph(GRAPH).topology["hash"] == DRAWN.topology["hash"]
 
 
@@ -96,14 +96,14 @@ def test_the_payload_of_ten_thousand_ops_stays_within_its_budget():
     graph = small_graph(500)
     drawn = DrawnGraph(graph)
     assert len(drawn.keys) > 9_000
-    messages = (drawn.topology, overlay_message(drawn, make_plan(graph)))
+    messages = (drawn.topology, marked(plan_message(drawn, make_plan(graph))))
     size = sum(len(json.dumps(message, separators=(",", ":"))) for message in messages)
     print(f"{len(drawn.keys):,} boxes, {size / 1e6:.2f} MB")
     assert size < 700_000
 
 
 def test_the_op_table_has_a_row_for_every_box():
-    columns = op_table.columns(DRAWN, overlay_message(DRAWN, PLAN), PLAN)
+    columns = op_table.columns(DRAWN, marked(plan_message(DRAWN, PLAN)), PLAN)
     assert {len(values) for values in columns.values()} == {len(DRAWN.keys)}
     assert columns["placement"][DRAWN.keys.index(WQ)] == "S(0)S(1)"
 
@@ -111,7 +111,7 @@ def test_the_op_table_has_a_row_for_every_box():
 def test_pins_change_the_marks_of_the_message_alone():
     drawn_once = plan_message(DRAWN, PLAN)
     plain, pinned = marked(drawn_once, pins={}, base={}), marked(drawn_once, pins={WQ: "S(0)R"}, base={WQ: "RR"})
-    assert plain["hash"] != pinned["hash"] and pinned == overlay_message(DRAWN, PLAN, pins={WQ: "S(0)R"}, base={WQ: "RR"})
+    assert plain["hash"] != pinned["hash"] and pinned == marked(plan_message(DRAWN, PLAN), pins={WQ: "S(0)R"}, base={WQ: "RR"})
     assert {k: v for k, v in plain.items() if k not in ("hash", "pins", "base")} == {
         k: v for k, v in drawn_once.items() if k != "hash"
     }
